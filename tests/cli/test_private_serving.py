@@ -67,7 +67,7 @@ def test_a_server_has_the_role_and_the_numbers_of_its_options(pir, keys, server,
     rounds = MemoryRounds()
     opened = rounds.open()
     options = {"pir": pir, "pir_keys": keys, "pir_memory_mb": 1, "gateway_key": None}
-    options |= {"token_key": None, "open_queries": True}
+    options |= {"token_key": None, "open_queries": True, "admission": None}
     app = App(rounds, extra_routes=extra_routes(options, workers=1)(rounds))
 
     async def params():
@@ -87,7 +87,7 @@ def test_a_service_with_a_gateway_key_is_a_gateway_beside(tmp_path):
     rounds = MemoryRounds()
     rounds.open()
     options = {"pir": "0", "pir_keys": ("3",), "pir_memory_mb": 1, "gateway_key": key}
-    options |= {"token_key": None, "open_queries": True}
+    options |= {"token_key": None, "open_queries": True, "admission": None}
     app = App(rounds, extra_routes=extra_routes(options, workers=1)(rounds))
 
     async def keys():

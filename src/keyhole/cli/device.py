@@ -61,11 +61,13 @@ def fetch_of(
         name: connect(_PARTIES[name], options[name], options.get(f"{name}_token_file"))
         for name in delivery.about.connects_to
     }
-    return fetch_by(delivery, others, pinned)
+    return fetch_by(delivery, others, pinned, options["anonymous"])
 
 
 def _check(about: DeliveryAbout, options: Mapping[str, Any]) -> None:
     """Each URL belongs to one delivery, which needs it: nothing falls back to a plainer one."""
+    if options["anonymous"] and about.route != "queries":
+        raise click.UsageError("--anonymous goes with a --delivery by private queries")
     for party, belonging in (("second", "second_token_file"), ("relay", "gateway_config")):
         is_needed = party in about.connects_to
         (owner,) = (way.about.name for way in all_deliveries() if party in way.about.connects_to)
@@ -125,6 +127,11 @@ def _pinned(path: Path | None) -> bytes | None:
     "--second-token-file",
     type=FILE,
     help="The token of this device there, from its operator; the other is never shown to it.",
+)
+@click.option(
+    "--anonymous",
+    is_flag=True,
+    help="With private queries: show servers tokens without a name, which the service signs blind.",
 )
 @click.option("--relay", metavar="URL", help="With --delivery relay: the relay.")
 @click.option(

@@ -31,6 +31,7 @@ from keyhole.errors import InputError
 
 if TYPE_CHECKING:
     from keyhole.service.access import Access, Guards
+    from keyhole.service.admission import BlindAdmission
     from keyhole.service.app import App
     from keyhole.service.metrics import Metrics
     from keyhole.service.routes import Route
@@ -43,20 +44,33 @@ if TYPE_CHECKING:
 _MEMORY_MB = 4096  # for tables of private retrieval, unless told
 
 
-def extra_routes(options: Mapping[str, Any], workers: int) -> Callable[[RoundSource], ExtraRoutes]:
-    """Returns what makes further routes, once a worker has opened its rounds."""
+def extra_routes(
+    options: Mapping[str, Any], workers: int, directory: Path | None = None
+) -> Callable[[RoundSource], ExtraRoutes]:
+    """Returns what makes further routes, once a worker has opened its rounds.
+
+    With a `directory` to keep what it signed and took, the service admits devices without a name.
+    """
     if workers > 1:
         # A server refuses a message that it has seen; workers do not tell each other what they saw.
         alone = "remembers in one process what it has answered: leave out --workers"
         refuse(options, ("pir", "gateway_key"), alone)
     makers: list[Callable[[RoundSource], Callable[[Guards], Sequence[Route]]]] = []
+    server: int | None = None
     if options["pir"] is None:
-        refuse(options, ("pir_keys", "pir_memory_mb", "open_queries"), "needs --pir")
+        refuse(options, ("pir_keys", "pir_memory_mb", "open_queries", "admission"), "needs --pir")
     else:
         _check_queries(options)
         from keyhole.service.private import query_routes
 
-        makers.append(partial(query_routes, settings=_pir_settings(options)))
+        settings = _pir_settings(options)
+        server = settings.role.server
+        makers.append(partial(query_routes, settings=settings))
+    if directory is not None and (options["token_key"] or options["admission"]):
+        from keyhole.service.admission import admission_routes
+
+        admission = _admission(directory, options)
+        makers.append(partial(admission_routes, admission=admission, server=server))
     if options["gateway_key"] is not None:
         from keyhole.delivery.relay.ohttp import load_gateway_keys
         from keyhole.service.gateway import gateway_routes
@@ -65,12 +79,25 @@ def extra_routes(options: Mapping[str, Any], workers: int) -> Callable[[RoundSou
     return lambda rounds: [make(rounds) for make in makers]
 
 
+def _admission(directory: Path, options: Mapping[str, Any]) -> BlindAdmission:
+    """What admits devices without a name: by keys of its own, or of the service of --admission."""
+    from keyhole.service.admission import AdmissionFiles, BlindAdmission, KeysOf
+    from keyhole.wire.http import HttpClient
+    from keyhole.wire.sockets import Retry
+
+    if (url := options["admission"]) is None:
+        return BlindAdmission(AdmissionFiles(directory))
+    once, ca = Retry(attempts=1), options["admission_ca"]
+    client = HttpClient(url, ca=ca, retry=once, insecure=options["insecure"])
+    return BlindAdmission(AdmissionFiles(directory), KeysOf(client))
+
+
 def _check_queries(options: Mapping[str, Any]) -> None:
     """Refuses a server of private queries that nobody could ask, or anybody by mistake."""
-    if options["token_key"] is None and not options["open_queries"]:
+    if not (options["token_key"] or options["admission"] or options["open_queries"]):
         raise click.UsageError(
-            "private queries take a token of the round: pass --token-key to check them with, or "
-            "--open-queries to answer everyone"
+            "private queries take a token of the round: pass --token-key or --admission to check "
+            "them with, or --open-queries to answer everyone"
         )
 
 
@@ -192,6 +219,15 @@ def _pair(text: str) -> tuple[str, int]:
     help="With --pir: for the tables of the two newest rounds; 4096 unless told.",
 )
 @click.option(
+    "--admission",
+    metavar="URL",
+    help="With --pir: let in devices without a name that the service at URL, which coordinates the "
+    "rounds, has signed a token for.",
+)
+@click.option(
+    "--admission-ca", type=EXISTING_FILE, help="Authorities to trust there, not the system's."
+)
+@click.option(
     "--open-queries",
     is_flag=True,
     help="With --pir: answer everyone; else queries are for devices with a token of the round.",
@@ -217,11 +253,13 @@ def _pair(text: str) -> tuple[str, int]:
 )
 def serve(directory: Path, workers: int, **options: Any) -> None:
     """Serve the slices of the rounds in DIRECTORY until interrupted."""
-    from keyhole.service.access import Access, Keyring
+    from keyhole.service.access import Access, Keyring, new_key
     from keyhole.service.limits import Limits
     from keyhole.service.transport import run
 
     keyring = None if options["token_key"] is None else Keyring.load(options["token_key"])
+    if keyring is None and options["admission"]:  # for guests alone: it may end with the process
+        keyring = Keyring((bytes.fromhex(new_key()),))
     reads = not options["open_reads"]
     denied, is_open = deny_list_of(options), options["open_queries"]
     access = Access(keyring, reads_need_token=reads, denied=denied, open_queries=is_open)
@@ -231,7 +269,7 @@ def serve(directory: Path, workers: int, **options: Any) -> None:
         queries_per_token=options["queries_per_token"],
         cpu_per_address=options["cpu_per_address"] or inf,
     )
-    listen, extra = listen_of(options), extra_routes(options, workers)
+    listen, extra = listen_of(options), extra_routes(options, workers, directory)
     if options["on_demand"] and workers > 1:
         raise click.UsageError("--on-demand computes each slice once, in one process")
     if not options["on_demand"]:
@@ -265,7 +303,7 @@ def _published_app(
     return App(
         rounds,
         access=access,
-        spool=None if access.keyring is None else UpdateSpool(directory / "updates"),
+        spool=None if options["token_key"] is None else UpdateSpool(directory / "updates"),
         admit=partial(admit, pace=pace, uniform=rng.random),
         extra_routes=extra(rounds),
         rng=rng,

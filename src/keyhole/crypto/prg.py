@@ -14,6 +14,7 @@ import secrets
 from hashlib import blake2b
 
 import numpy as np
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey, generate_private_key
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import AES
 from cryptography.hazmat.primitives.ciphers.modes import CTR, ECB
@@ -31,6 +32,12 @@ SeedArray = NDArray[np.uint8]
 
 _CHUNK = 256 << 10  # bytes a call: what stays in the cache of a core
 _TILE = 64 << 10  # bytes that are mixed, enciphered and mixed again while they are at hand
+
+
+def new_rsa_key(bits: int) -> RSAPrivateKey:
+    """Returns a new RSA key from the library's own generator, which the operating system seeds: the
+    search for its primes is the library's, too."""
+    return generate_private_key(65537, bits)
 
 
 class Prg:

@@ -26,6 +26,7 @@ from keyhole.arrays import KeyArray
 from keyhole.delivery.base import PublicTable, QueryDelivery, Retrieved, SelectClient
 from keyhole.delivery.exchange import Retrieval, Unanswered, retrieve
 from keyhole.delivery.records import keep_found
+from keyhole.device.admission import redeem, signed_tokens
 from keyhole.device.device import Assignment, Device, DeviceKeys
 from keyhole.device.fetch import FetchTraffic, KnownRound, Submodel, not_padded
 from keyhole.errors import (
@@ -36,6 +37,7 @@ from keyhole.errors import (
     ServiceError,
     StaleError,
 )
+from keyhole.wire.admission import queries_at
 from keyhole.wire.assignment import NO_ROUND, Wait
 from keyhole.wire.http import OCTETS, Received
 from keyhole.wire.private import SERVER_HEADER, name_table, query_path
@@ -189,11 +191,14 @@ class QueryFetch:
             round says. Where neither says, what several services name alike is taken: as long as
             one of them is honest, it is the same for all devices. One service alone says both: only
             a number that was given otherwise is known to be the same for all devices.
+        anonymous: whether servers are shown tokens without a name, which the first one signs blind;
+            no server then needs a token of its own for this device.
     """
 
     delivery: QueryDelivery
     others: tuple[Device, ...] = ()
     max_keys: Mapping[str, int] = field(default_factory=dict)
+    anonymous: bool = False
     _clients: dict[bytes, _Client] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -223,10 +228,14 @@ class QueryFetch:
             RequestError: a server refuses.
         """
         known = device.known(round)
-        each = [
-            ServerLink(device, round),
-            *(ServerLink(one, _joined(one, known.id)) for one in self.others),
-        ]
+        each = (
+            self._guests(device, round)
+            if self.anonymous
+            else [
+                ServerLink(device, round),
+                *(ServerLink(one, _joined(one, known.id)) for one in self.others),
+            ]
+        )
         used, self._clients = self._clients, {}  # those of another round go
         chosen, traffic = known.keys_by_space(keys), FetchTraffic()
         wanted = [part.keys_of(chosen).array for part in known.layout.parts]
@@ -236,6 +245,19 @@ class QueryFetch:
         is_found = [found[place].is_found for place in range(len(wanted))]
         records, left = keep_found(known.layout, records, is_found, chosen)
         return Submodel(known.assemble(records, left), left, traffic)
+
+    def _guests(self, device: Device, round: Assignment | str) -> list[ServerLink]:
+        """All servers, each of which knows this device by a token without a name."""
+        if not isinstance(round, Assignment):
+            raise InputError(
+                "a device without a name takes part in a round: got its identifier alone; expected "
+                "what check_in returns; check in first"
+            )
+        lines = (device, *self.others)
+        places = [queries_at(server) for server in range(len(lines))]
+        tokens = signed_tokens(device, round, places, self.others)
+        pairs = zip(lines, tokens, strict=True)
+        return [ServerLink(line, redeem(line, round, token)) for line, token in pairs]
 
     def _retrieve(
         self,

@@ -87,7 +87,10 @@ def fetch_at_home(device: Device, round: Assignment, keys: DeviceKeys) -> Submod
 
 
 def fetch_by(
-    delivery: Delivery, others: Mapping[str, Device], pinned: bytes | None = None
+    delivery: Delivery,
+    others: Mapping[str, Device],
+    pinned: bytes | None = None,
+    anonymous: bool = False,
 ) -> Fetch:
     """Returns how a device fetches by a delivery. What it does not use is not loaded.
 
@@ -95,6 +98,7 @@ def fetch_by(
         others: devices of the parties that it connects to beside the service, by their names.
         pinned: the key configuration of a gateway, for sealed requests; None compares what relay
             and gateway say.
+        anonymous: whether servers of private queries are shown tokens without a name.
     """
     about = delivery.about
     if about.route is None or others.keys() != set(about.connects_to):
@@ -110,7 +114,7 @@ def fetch_by(
         from keyhole.delivery.base import served_by_queries
         from keyhole.device.private import QueryFetch
 
-        return QueryFetch(served_by_queries(delivery), parties)
+        return QueryFetch(served_by_queries(delivery), parties, anonymous=anonymous)
     if about.route == "sealed requests":
         from keyhole.device.relayed import RelayedFetch
 

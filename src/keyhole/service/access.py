@@ -309,7 +309,7 @@ class Access:
         return claims
 
     def asker(self, headers: Mapping[bytes, bytes], round_id: str, now: float) -> TokenClaims:
-        """The claims of one who may send private queries in a round; errors as for `member`."""
+        """The claims of one who may read in a round, named or not; errors as for `member`."""
         claims = self.identify(headers, now)
         if claims.kind == "device" or claims.round != round_id:
             raise not_admitted("a token of another kind or round", "a token of this round")
@@ -381,7 +381,7 @@ class Guards:
         """Anyone who may read a round, if not too often; None where reading is free for all."""
         access, claims = self.access, None
         if access.reads_need_token:
-            claims = access.member(request.headers, round_id, self.clock())
+            claims = access.asker(request.headers, round_id, self.clock())
         self.count(request, claims)
         return claims
 
