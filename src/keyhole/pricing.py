@@ -188,6 +188,8 @@ class ServiceSpeeds:
         store_seconds: for putting an update on the disk, whatever its length.
         handshake_seconds: for a new connection with TLS 1.3.
         adding: of updates, read by the trainer, checked and added up under their keys.
+        sorting: of updates whose numbers are sorted under their keys, beside that: 0.22 GB/s with
+            50 clients that choose 1,000 of 10,000 keys of 500 numbers; half of it with zeros.
     """
 
     request_seconds: float = 180e-6
@@ -196,6 +198,7 @@ class ServiceSpeeds:
     store_seconds: float = 1.1e-3
     handshake_seconds: float = 1.3e-3
     adding: float = 0.5e9
+    sorting: float = 0.2e9
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from keyhole.rounds.record import read_records
 from keyhole.server.store import recover
 from tests.helpers import ROOT
 
-AGGREGATIONS = aggregation_names()
+AGGREGATIONS = aggregation_names(lambda about: not about.is_robust)
 
 pytest.importorskip("dp_accounting")
 
@@ -52,6 +52,19 @@ def run(tmp_path, *args, rounds=1):
         (["--dp-threshold", "5", *NOISE], "--dp-threshold goes with --dp-kind thresholded"),
         (["--dp-bands", "5", *NOISE], "--dp-bands goes with --dp-kind correlated"),
         (["--signed", "--aggregation", "secure-dense", "--devices", "d"], "take --aggregators"),
+        (["--above-norm", "clip"], "--above-norm goes with --max-update-norm"),
+        (
+            *(["--aggregation", "secure-dense", "--max-update-norm", "1", "--above-norm", "clip"],),
+            "a secure sum shows nobody",
+        ),
+        (["--trim", "0.1"], "--trim goes with --aggregation trimmed-mean"),
+        (["--trim", "0.1", "--aggregation", "median"], "--trim goes with"),
+        (["--untouched", "zeros"], "--untouched goes with --aggregation trimmed-mean, median"),
+        (
+            [*("--aggregation", "median", "--untouched", "zeros"), "--mean-over", "choosers"],
+            "--untouched zeros goes with --mean-over cohort",
+        ),
+        (["--norm-alarm", "3", "--aggregation", "secure-sparse"], "a secure sum shows nobody"),
     ],
 )
 def test_options_that_would_do_nothing_are_refused(args, said, tmp_path):
@@ -91,6 +104,27 @@ def test_a_ring_of_16_bits_halves_what_is_sent_and_signatures_add_to_it(tmp_path
     assert sent["--ring-bits 16"] < 0.6 * sent[""]
     assert sent["--signed"] >= sent[""] + 64
     assert len(names) == 3, "runs of their own"
+
+
+@pytest.mark.parametrize(
+    ("args", "title"),
+    [
+        (["--aggregation", "trimmed-mean", "--trim", "0.3"], "trimmed mean"),
+        (["--aggregation", "median", "--untouched", "zeros"], "coordinate median"),
+        (["--norm-alarm", "1.01", "--max-update-norm", "99", "--above-norm", "clip"], "plain sum"),
+    ],
+)
+def test_robust_sums_and_the_bound_are_kept_in_what_a_run_says(tmp_path, args, title):
+    row, (record,) = run(tmp_path, *args)
+    assert record.seen_in_sum == {"server": "each update, its keys and whose they are"}
+    assert record.input_bound == ("checked" if "--max-update-norm" in args else "none")
+    assert (record.outliers > 0) == ("--norm-alarm" in args)
+    told = json.loads((Path(row["directory"]) / "run.json").read_text())
+    assert told["titles"]["aggregation"] == title
+    done = invoke(*args, out=tmp_path)
+    assert "each update, its keys and whose they are" in " ".join(
+        done.output.replace("│", " ").split()
+    )
 
 
 def test_what_was_spent_is_shown_and_kept(tmp_path):

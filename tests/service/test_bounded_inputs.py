@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from keyhole.aggregation.inputs import InputBound
+from keyhole.aggregation.plain import PLAIN
+from keyhole.aggregation.robust import MEDIAN, NormAlarm, TrimmedMean
 from keyhole.device.take_part import Participant, PopulationClient, take_part
 from keyhole.errors import KeyholeError
 from keyhole.rounds.loop import start_run
@@ -106,6 +108,18 @@ def test_honest_devices_clip_as_clients_in_process_do(tmp_path):
     assert toy.model_bytes(run.state) == toy.model_bytes(expected.state)
     assert toy.model_bytes(run.state) != toy.model_bytes(free.state), "there was something to clip"
     assert [record.above_norm for record in records] == [0, 0]
+
+
+@pytest.mark.parametrize("way", [MEDIAN, TrimmedMean(0.3), NormAlarm(PLAIN, 1.01)])
+def test_devices_of_a_service_train_with_robust_sums_and_the_alarm(tmp_path, way):
+    plan = toy.make_plan(aggregate=way)
+    with small_service(tmp_path) as service, devices(service):
+        run = start_run(toy.make_state(), toy.make_clients(), plan, kind=served(service))
+        records = list(run.rounds(2))
+    expected = start_run(toy.make_state(), toy.make_clients(), plan)
+    assert [r.outliers for r in records] == [r.outliers for r in expected.rounds(2)]
+    assert toy.model_bytes(run.state) == toy.model_bytes(expected.state)
+    assert records[0].seen_in_sum == way.about.seen_by()
 
 
 def test_an_asynchronous_round_does_not_wait_for_who_was_refused(tmp_path):

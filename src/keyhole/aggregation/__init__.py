@@ -15,27 +15,36 @@ from keyhole.parts import pick
 if TYPE_CHECKING:
     from keyhole.aggregation.base import Aggregation, AggregationAbout, Rounding
     from keyhole.aggregation.exchange import SharedSum
+    from keyhole.aggregation.robust import Untouched
 
 __all__ = ["aggregation_named", "aggregation_names", "all_aggregations", "shared_sum"]
 
 
 def all_aggregations(
-    rounding: Rounding | None = None, signed: bool = False
+    rounding: Rounding | None = None,
+    signed: bool = False,
+    trim: float | None = None,
+    untouched: Untouched | None = None,
 ) -> tuple[Aggregation, ...]:
-    """Returns every aggregation that comes with keyhole, sums in the clear first.
+    """Returns every aggregation that comes with keyhole, those in the clear first.
 
     Args:
         rounding: of secure sums; the default one if left out.
         signed: of those in which clients can sign which of them are left.
+        trim: of those that leave out a share of values at each end; the default one if left out.
+        untouched: of robust ones, what clients count as that did not choose a key.
     """
     from keyhole.aggregation.base import Rounding
     from keyhole.aggregation.masked.method import DENSE_FORM, SKETCH_FORM, SecureSum
     from keyhole.aggregation.plain import DENSE, PLAIN
+    from keyhole.aggregation.robust import DEFAULT_TRIM, HALF, TrimmedMean
     from keyhole.aggregation.two_servers.method import TwoServers
 
     ring = rounding or Rounding()
     masked = (SecureSum(form, ring, signed) for form in (DENSE_FORM, SKETCH_FORM))
-    return PLAIN, DENSE, *masked, TwoServers(ring)
+    shares = (DEFAULT_TRIM if trim is None else trim, HALF)
+    robust = (TrimmedMean(share, untouched or "left-out") for share in shares)
+    return PLAIN, DENSE, *robust, *masked, TwoServers(ring)
 
 
 def aggregation_names(
@@ -44,13 +53,18 @@ def aggregation_names(
     """Returns the names of all aggregations, or of those whose declaration fits.
 
     >>> aggregation_names(lambda about: about.is_in_clear)
-    ('plain', 'dense')
+    ('plain', 'dense', 'trimmed-mean', 'median')
     """
     return tuple(each.about.name for each in all_aggregations() if where(each.about))
 
 
 def aggregation_named(
-    name: str, rounding: Rounding | None = None, *, signed: bool = False
+    name: str,
+    rounding: Rounding | None = None,
+    *,
+    signed: bool = False,
+    trim: float | None = None,
+    untouched: Untouched | None = None,
 ) -> Aggregation:
     """Returns an aggregation.
 
@@ -58,19 +72,31 @@ def aggregation_named(
         name: one of `aggregation_names()`, or "module:NAME" of your own, which keeps its own ring.
         rounding: of secure sums; the default one if left out.
         signed: clients sign which of them are left; for masked sums with one server.
+        trim: the share of values that is left out at each end; for the trimmed mean.
+        untouched: what clients count as that did not choose a key; for robust sums.
 
     Raises:
-        InputError: there is no such aggregation, or nothing in it to sign.
+        InputError: there is no such aggregation, or nothing in it to sign, or to trim.
     """
     from keyhole.aggregation.base import AGGREGATION
 
-    known = {each.about.name: each for each in all_aggregations(rounding, signed)}
+    every = all_aggregations(rounding, signed, trim, untouched)
+    known = {each.about.name: each for each in every}
     found = pick(AGGREGATION, name, known)
-    if signed and not (name in known and found.about.can_sign):
+    about = found.about if name in known else None
+    if signed and not (about and about.can_sign):
         words = ", ".join(aggregation_names(lambda about: about.can_sign))
         raise InputError(
             f"a sum in which clients sign nothing: got signed with {name}; expected {words}; leave "
             "it out: only masked sums with one server have lists to sign"
+        )
+    if (trim is not None and not (about and about.can_trim)) or (
+        untouched is not None and not (about and about.is_robust)
+    ):
+        raise InputError(
+            f"a sum that leaves no value out: got {name} with trim {trim}, untouched {untouched}; "
+            f"expected {', '.join(aggregation_names(lambda about: about.is_robust))}, trim with "
+            "the first alone; leave them out"
         )
     return found
 

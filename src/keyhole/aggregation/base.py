@@ -217,6 +217,8 @@ class AggregationAbout(About):
             nothing but their sums.
         inputs: how a bound on updates is held.
         needs_norms: whether it looks at `ClientResult.norm`.
+        is_robust: whether it is a robust statistic of updates rather than their sum.
+        can_trim: whether the share that it leaves out can be chosen.
         can_sign: whether clients can sign which of them are left.
     """
 
@@ -231,6 +233,8 @@ class AggregationAbout(About):
     adds_in_blocks: bool = False
     inputs: HeldBy = "unproved"
     needs_norms: bool = False
+    is_robust: bool = False
+    can_trim: bool = False
     can_sign: bool = False
 
     @property

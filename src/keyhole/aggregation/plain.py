@@ -95,16 +95,8 @@ class PlainSum:
 
     def add(self, request: SumRequest) -> SumResult:
         """Adds up the updates of a round."""
-        layout = request.layout
-        whole = sum(4 * part.space.num_keys * part.slice_size for part in layout.parts)
-
-        def size(one: ClientResult) -> int:
-            counts = {name: len(z) for name, z in one.keys.items()}
-            sparse = key_bytes(one.keys.values()) + layout.client_bytes(**counts)
-            return whole if self.is_dense else sparse
-
-        up = {one.client: size(one) for one in _arrived(request)}
-        return SumResult(_rows(request), up, _counts(request), seen_by=self.about.seen_by())
+        up = sent_bytes(request, is_dense=self.is_dense)
+        return SumResult(_rows(request), up, count_choosers(request), seen_by=self.about.seen_by())
 
 
 PLAIN = PlainSum()
@@ -114,14 +106,27 @@ DENSE = PlainSum(is_dense=True)
 """The sum in the clear, of dense models."""
 
 
+def sent_bytes(request: SumRequest, *, is_dense: bool = False) -> dict[int, int]:
+    """Returns client -> what it sent to have its update added in the clear."""
+    layout = request.layout
+    whole = sum(4 * part.space.num_keys * part.slice_size for part in layout.parts)
+
+    def size(one: ClientResult) -> int:
+        counts = {name: len(z) for name, z in one.keys.items()}
+        sparse = key_bytes(one.keys.values()) + layout.client_bytes(**counts)
+        return whole if is_dense else sparse
+
+    return {one.client: size(one) for one in _arrived(request)}
+
+
 def _arrived(request: SumRequest) -> list[ClientResult]:
     """Those who sent something, whether it counts or not: their keys are known."""
     spaces = len(request.layout.spaces)
     return [c for c in request.results if c.outcome in _ARRIVES and len(c.keys) == spaces]
 
 
-def _counts(request: SumRequest) -> tuple[NDArray[np.int64], ...] | None:
-    """How many clients chose each key, in the order of `_rows`."""
+def count_choosers(request: SumRequest) -> tuple[NDArray[np.int64], ...] | None:
+    """Returns how many clients chose each key, ascending by key, where that is asked for."""
     if not request.with_counts or not request.sent:
         return None
     keys = [one.keys for one in request.sent]

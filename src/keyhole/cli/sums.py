@@ -178,10 +178,26 @@ def check_sum_flags(options: Mapping[str, Any], spec: RunSpec) -> None:
             raise click.UsageError("--above-norm goes with --max-update-norm")
         if name in secure:
             raise click.UsageError("--above-norm: a secure sum shows nobody how long an update is")
+    _check_robust_flags(options, spec, name)
     if spec.aggregation.signed and name not in signed:
         raise click.UsageError(f"--signed goes with --aggregation {', '.join(signed)}")
     if options["value_clip"] is not None and spec.privacy and spec.privacy.clip < inf:
         raise click.UsageError("--value-clip does nothing beside --dp-clip, which bounds all of it")
+
+
+def _check_robust_flags(options: Mapping[str, Any], spec: RunSpec, name: str) -> None:
+    """Refuses options of robust sums, and the alarm, where nobody would look at them."""
+    trimmed = aggregation_names(lambda about: about.can_trim)
+    robust = aggregation_names(lambda about: about.is_robust)
+    hidden = aggregation_names(lambda about: about.inputs != "checked")
+    if options["trim"] is not None and name not in trimmed:
+        raise click.UsageError(f"--trim goes with --aggregation {', '.join(trimmed)}")
+    if options["untouched"] is not None and name not in robust:
+        raise click.UsageError(f"--untouched goes with --aggregation {', '.join(robust)}")
+    if spec.aggregation.untouched == "zeros" and spec.mean_over == "choosers":
+        raise click.UsageError("--untouched zeros goes with --mean-over cohort")
+    if options["norm_alarm"] is not None and name in hidden:
+        raise click.UsageError("--norm-alarm: a secure sum shows nobody how long an update is")
 
 
 def check_privacy_flags(options: Mapping[str, Any]) -> None:

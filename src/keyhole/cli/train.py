@@ -122,6 +122,7 @@ def _row(spec: RunSpec) -> tuple[str, ...]:
 @spec_options(
     *("--aggregation", "--mean-over", "--server-lr", "--optimizer"),
     *("--value-clip", "--ring-bits", "--signed", "--max-update-norm", "--above-norm"),
+    *("--trim", "--untouched", "--norm-alarm"),
     *("--dp-noise", "--dp-clip", "--dp-delta", "--dp-budget"),
     *("--dp-kind", "--dp-threshold", "--dp-bands"),
     *("--concurrency", "--max-staleness", "--engine"),

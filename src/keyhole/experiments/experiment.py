@@ -20,6 +20,7 @@ from keyhole.aggregation import aggregation_named
 from keyhole.aggregation.base import AGGREGATION, Aggregation, Rounding, about_of
 from keyhole.aggregation.plain import PLAIN
 from keyhole.aggregation.privacy.mechanism import Privacy
+from keyhole.aggregation.robust import NormAlarm
 from keyhole.data.federated import Dataset
 from keyhole.delivery import delivery_named
 from keyhole.delivery.base import DELIVERY, Delivery
@@ -241,10 +242,14 @@ class Experiment:
     def _aggregate(self) -> Aggregation:
         sums = self.spec.aggregation
         if "aggregation.name" in self.parts:
-            return cast("Aggregation", self.parts["aggregation.name"])
-        rounding = Rounding(sums.value_clip, sums.ring_bits)
-        name = PLAIN.about.name if sums.name is None else sums.name.name
-        return aggregation_named(name, rounding, signed=sums.signed)
+            found = cast("Aggregation", self.parts["aggregation.name"])
+        else:
+            rounding = Rounding(sums.value_clip, sums.ring_bits)
+            name = PLAIN.about.name if sums.name is None else sums.name.name
+            found = aggregation_named(
+                name, rounding, signed=sums.signed, trim=sums.trim, untouched=sums.untouched
+            )
+        return found if sums.norm_alarm is None else NormAlarm(found, sums.norm_alarm)
 
     @cached_property
     def _delivery(self) -> Delivery:

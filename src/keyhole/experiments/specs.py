@@ -181,6 +181,9 @@ def name_of(spec: RunSpec) -> str:
     sums = spec.aggregation
     words += [part.name for part in (spec.server.optimizer, spec.delivery, sums.name) if part]
     words += ["ring16"] * (sums.ring_bits == 16) + ["signed"] * sums.signed
+    words += [] if sums.trim is None else [f"trim{sums.trim:g}"]
+    words += [sums.untouched] if sums.untouched == "zeros" else []
+    words += [] if sums.norm_alarm is None else [f"alarm{sums.norm_alarm:g}"]
     if sums.max_update_norm is not None:
         words += [f"norm{sums.max_update_norm:g}"] + ["clip"] * (sums.above_norm == "clip")
     words += [spec.cohort.sampling] if spec.cohort.sampling != "fixed" else []

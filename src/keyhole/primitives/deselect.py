@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import reduce
+from math import ceil
 from typing import Any
 
 import numpy as np
@@ -100,7 +101,7 @@ def aggregate_median(values: ClientValue[Tree]) -> ServerValue[Tree]:
 
 
 def aggregate_trimmed_mean(values: ClientValue[Tree], trim: float) -> ServerValue[Tree]:
-    """Averages each coordinate without its floor(trim * N) smallest and as many largest values.
+    """Averages each coordinate without its `trimmed_count` smallest and as many largest values.
 
     Args:
         values: x_n, client-placed trees.
@@ -120,11 +121,22 @@ def aggregate_trimmed_mean(values: ClientValue[Tree], trim: float) -> ServerValu
         )
 
     def combine(leaves: Sequence[Array]) -> Any:
-        cut = int(trim * len(leaves))
+        cut = trimmed_count(trim, len(leaves))
         kept = np.sort(np.stack(leaves), axis=0)[cut : len(leaves) - cut]
         return divide(_total(list(kept)), len(kept))
 
     return aggregate(values, combine)
+
+
+def trimmed_count(trim: float, count: int) -> int:
+    """How many of `count` values are left out at each end: the share `trim` of them, rounded up so
+    that it covers one liar among few, as long as a value is left. A share of a half leaves the
+    median, or the two values around it.
+
+    >>> [trimmed_count(0.2, n) for n in (1, 2, 3, 5, 6, 10)]
+    [0, 0, 1, 1, 2, 2]
+    """
+    return min(ceil(trim * count - 1e-9), (count - 1) // 2)
 
 
 def _total(leaves: Sequence[Array]) -> Any:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
+from msgspec import Meta
+
 from keyhole.identity import Ref
 from keyhole.rounds.fields import Positive, Record, said
 
@@ -62,3 +64,27 @@ class AggregationSpec(Record, frozen=True, kw_only=True):
             "--above-norm",
         ),
     ] = "refuse"
+    trim: Annotated[
+        Annotated[float, Meta(ge=0, lt=0.5)] | None,
+        said(
+            "Trimmed mean: share of the values of a number that is left out at each end, rounded "
+            "up; 0.2 unless told.",
+            "--trim",
+        ),
+    ] = None
+    untouched: Annotated[
+        Literal["left-out", "zeros"] | None,
+        said(
+            "Trimmed mean and median: what clients count as that did not choose a key, nobody or "
+            "zeros; left-out unless told. With zeros, keys that few choose do not move.",
+            "--untouched",
+        ),
+    ] = None
+    norm_alarm: Annotated[
+        Annotated[float, Meta(ge=1)] | None,
+        said(
+            "Say, and count in records, how many updates in the clear are longer than so many "
+            "times the median norm; nothing else changes.",
+            "--norm-alarm",
+        ),
+    ] = None

@@ -10,10 +10,12 @@ from functools import partial
 
 import pytest
 
+from keyhole.aggregation.plain import PLAIN
+from keyhole.aggregation.robust import NormAlarm, TrimmedMean
 from keyhole.engines.ray.engine import RayEngine
 from keyhole.errors import InputError, WorkerError
 from keyhole.rounds.loop import start_run
-from keyhole.rounds.round import Engine, add_up_jobs
+from keyhole.rounds.round import Engine, add_up_jobs, in_process
 from keyhole.server.row_sums import pair_up
 from tests.engines import crowd
 from tests.rounds import toy
@@ -81,6 +83,24 @@ def test_sums_are_those_of_one_process(engine, count):
 def test_rows_of_a_large_model_travel_with_the_clients_that_chose_them(engine, alone, monkeypatch):
     monkeypatch.setattr("keyhole.engines.ray.parcels._WHOLE", 0)
     assert train(engine) == alone
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"max_update_norm": 0.05},
+        {"aggregate": NormAlarm(PLAIN, 1.01)},
+        {"aggregate": TrimmedMean(0.3)},
+    ],
+    ids=["bound", "alarm", "trimmed mean"],
+)
+def test_bounds_alarms_and_robust_sums_are_those_of_one_process(engine, changes):
+    runs = []
+    for execute in (in_process, engine):
+        run = start_run(toy.make_state(), crowd.make_clients(), crowd.make_plan(**changes))
+        runs.append((list(run.rounds(1, execute=execute)), toy.model_bytes(run.state)))
+    assert runs[0] == runs[1]
+    assert (runs[0][0][0].outliers > 0) == isinstance(changes.get("aggregate"), NormAlarm)
 
 
 def test_no_jobs_are_no_updates(engine):
