@@ -54,8 +54,8 @@ def add_up(adders, sent):
 def give_out(adder, sent):
     """One server's share of the sum."""
     bodies = {name: shares.bodies[adder.party] for name, shares in sent.items()}
-    pieces = add_all(adder, bodies.__getitem__, lambda name: sent[name].public)
-    return read_share(adder.facts, adder.party, b"".join(pieces))
+    add_all(adder, bodies.__getitem__, lambda name: sent[name].public)
+    return read_share(adder.facts, adder.party, b"".join(adder.share()))
 
 
 def main():

@@ -67,10 +67,11 @@ OCTETS = {"content-type": "application/octet-stream"}
 
 
 def terms_by_the_page(terms):
-    said = "KHM1", terms.bits, terms.with_counts, len(terms.parts)
+    said = "KHM2", terms.bits, terms.with_counts, len(terms.parts)
     head = said[0].encode() + struct.pack("<BBH", *said[1:]) + terms.round
-    head += struct.pack("<QQQ", terms.max_clients, terms.min_clients, terms.room)
-    head += struct.pack("<ddd", terms.clip, terms.norm, terms.noise)
+    clients = terms.max_clients, terms.min_clients, terms.room, terms.min_per_key
+    head += struct.pack("<QQQQ", *clients)
+    head += struct.pack("<dddd", terms.clip, terms.norm, terms.noise, terms.count_noise)
     parts = [struct.pack("<QQQQ", p.num_keys, p.width, p.max_keys, p.is_sparse) for p in PARTS]
     return head + b"".join(parts)
 
@@ -84,7 +85,14 @@ def sealed(message):
     return message + sha256(message).digest()[:16]
 
 
-@pytest.mark.parametrize("changes", [{}, {"bits": 16, "with_counts": True, "clip": 1.0}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"bits": 16, "with_counts": True, "clip": 1.0},
+        {"min_per_key": 3, "count_noise": 0.5},
+    ],
+)
 def test_terms_are_laid_out_as_the_page_says(changes):
     terms = terms_of(**changes)
     assert terms.encode() == terms_by_the_page(terms)
@@ -162,10 +170,34 @@ def test_messages_of_servers_are_laid_out_as_the_page_says():
     table, given = b"".join(rows), b"".join(pieces)
     assert given == b"".join(pack_share(facts, 1, servers[1].receipt, rows))
     assert len(table) == sum(4 * np.prod(terms.shape(place)) for place in range(len(PARTS)))
-    told = count + sha256(receipt).digest()
+    told = count + bytes(8) + sha256(receipt).digest() + bytes(32)
     assert given == sealed(head_by_the_page(terms, 5, 1) + told + table)
     assert (len(expected), len(expected_receipt)) == (112 + 40 * 2, 208 + 8 * 2)
-    assert len(given) == 112 + len(table)
+    assert len(given) == 152 + len(table)
+
+
+def test_counts_are_laid_out_as_the_page_says():
+    terms = terms_of(min_per_key=2, with_counts=False)
+    ones = [(np.arange(p.max_keys), np.ones((p.max_keys, p.width), np.uint32)) for p in PARTS]
+    sent = {name: shares_of(terms, ones, seed, MODEL) for seed, name in enumerate(COHORT[:2])}
+    servers = server_of(terms, 0, model=MODEL), server_of(terms, 1, model=MODEL)
+    for server in servers:
+        for name, shares in sent.items():
+            server.accept(name, shares.to[server.party])
+    agree(servers)
+    add_all(servers, sent)
+    counts = [server.counts() for server in servers]
+    for party, message in enumerate(counts):
+        assert message == sealed(head_by_the_page(terms, 6, party) + message[56:-16])
+    both = sum(np.frombuffer(message[56:-16], "<u4") for message in counts)
+    expected = [2 * (np.arange(p.num_keys) < p.max_keys) for p in PARTS]
+    np.testing.assert_array_equal(both, np.concatenate(expected))
+    for server in servers:
+        server.drop(*counts)
+    given = b"".join(servers[0].share())
+    assert given[64:72] == bytes(8)  # nobody's row was of too few
+    assert given[104:136] == sha256(b"".join(counts)).digest()
+    assert len(given) == 152 + sum(4 * p.num_keys * p.width for p in PARTS)
 
 
 def test_a_share_is_sealed_as_the_page_says():
@@ -191,6 +223,7 @@ def test_kinds_and_lengths_of_the_table_are_those_of_the_code():
         "list": f"{head + 32 + 8 + check} + {8 + 32} n",
         "receipt": f"{head + sum_messages._RECEIPT.size + 32 + check} + 8 n",
         "share": f"{head + sum_messages._SHARE.size + check} and the rows",
+        "counts": f"{head + check} and those",
     }
     assert f"(`KHW1`, {SPARSE_OWN_BYTES})" in WHOLE
 
@@ -300,7 +333,7 @@ def test_a_share_is_answered_as_the_page_says(service):
 
 def test_what_is_not_so_far_is_answered_as_the_page_says(service):
     service.trainer("POST", body=opening(service.party))
-    for path in ("/list", "/receipt", f"/publics/{COHORT[0]}"):
+    for path in ("/list", "/receipt", "/counts", f"/publics/{COHORT[0]}"):
         asked = f"/v1/sums/{ROUND}{path}"
         answer = service.ask("GET", asked, "peer", peer_name(1 - service.party))
         assert answer.status_code == 503

@@ -65,6 +65,11 @@ def run(tmp_path, *args, rounds=1):
             "--untouched zeros goes with --mean-over cohort",
         ),
         (["--norm-alarm", "3", "--aggregation", "secure-sparse"], "a secure sum shows nobody"),
+        (["--count-noise", "1"], "--count-noise goes with --min-clients-per-key"),
+        (
+            ["--min-clients-per-key", "2", "--aggregation", "secure-sparse", *NOISE],
+            "take --dp-kind thresholded",
+        ),
     ],
 )
 def test_options_that_would_do_nothing_are_refused(args, said, tmp_path):
@@ -78,6 +83,11 @@ def test_options_that_would_do_nothing_are_refused(args, said, tmp_path):
     ("args", "said"),
     [
         ([*NOISE, "--mean-over", "choosers"], "divisor"),
+        (["--min-clients-per-key", "2"], "a sum that opens every row"),
+        (
+            ["--min-clients-per-key", "2", "--aggregation", "secure-dense"],
+            "expected secure-sparse",
+        ),
         ([*NOISE, "--dp-kind", "thresholded"], "too small for thresholded rows"),
         (
             [*NOISE, "--dp-kind", "correlated", "--sampling", "cyclic", "--dp-bands", "2"],
@@ -125,6 +135,20 @@ def test_robust_sums_and_the_bound_are_kept_in_what_a_run_says(tmp_path, args, t
     assert "each update, its keys and whose they are" in " ".join(
         done.output.replace("│", " ").split()
     )
+
+
+def test_rows_of_few_are_dropped_and_the_run_records_how_many(tmp_path):
+    dropped = {}
+    for least in (1, 2, 4):
+        args = ["--aggregation", "secure-sparse", "--min-clients-per-key", least]
+        _, (record,) = run(tmp_path, *args)
+        dropped[least] = record.dropped_rows
+        assert "how many chose each key" in record.seen_in_sum["first server"]
+    assert 0 == dropped[1] < dropped[2] < dropped[4]
+    args = ["--aggregation", "secure-sparse", "--min-clients-per-key", 2, "--count-noise", 3]
+    row, (noisy,) = run(tmp_path, *args)
+    assert noisy.dropped_rows not in (0, dropped[2])
+    assert "perkey2-counts3" in row["directory"]
 
 
 def test_what_was_spent_is_shown_and_kept(tmp_path):

@@ -25,6 +25,8 @@ def all_aggregations(
     signed: bool = False,
     trim: float | None = None,
     untouched: Untouched | None = None,
+    min_per_key: int = 0,
+    count_noise: float = 0.0,
 ) -> tuple[Aggregation, ...]:
     """Returns every aggregation that comes with keyhole, those in the clear first.
 
@@ -33,6 +35,8 @@ def all_aggregations(
         signed: of those in which clients can sign which of them are left.
         trim: of those that leave out a share of values at each end; the default one if left out.
         untouched: of robust ones, what clients count as that did not choose a key.
+        min_per_key: of those that can drop rows which fewer clients sent before they are opened.
+        count_noise: on the counts by which they do, in clients.
     """
     from keyhole.aggregation.base import Rounding
     from keyhole.aggregation.masked.method import DENSE_FORM, SKETCH_FORM, SecureSum
@@ -44,7 +48,8 @@ def all_aggregations(
     masked = (SecureSum(form, ring, signed) for form in (DENSE_FORM, SKETCH_FORM))
     shares = (DEFAULT_TRIM if trim is None else trim, HALF)
     robust = (TrimmedMean(share, untouched or "left-out") for share in shares)
-    return PLAIN, DENSE, *robust, *masked, TwoServers(ring)
+    shared = TwoServers(ring, min_per_key=min_per_key, count_noise=count_noise)
+    return PLAIN, DENSE, *robust, *masked, shared
 
 
 def aggregation_names(
@@ -65,6 +70,8 @@ def aggregation_named(
     signed: bool = False,
     trim: float | None = None,
     untouched: Untouched | None = None,
+    min_per_key: int = 0,
+    count_noise: float = 0.0,
 ) -> Aggregation:
     """Returns an aggregation.
 
@@ -74,13 +81,16 @@ def aggregation_named(
         signed: clients sign which of them are left; for masked sums with one server.
         trim: the share of values that is left out at each end; for the trimmed mean.
         untouched: what clients count as that did not choose a key; for robust sums.
+        min_per_key: rows that fewer clients sent are dropped before they are opened; for sums of
+            two servers.
+        count_noise: on the counts by which they are, in clients.
 
     Raises:
-        InputError: there is no such aggregation, or nothing in it to sign, or to trim.
+        InputError: there is no such aggregation, or nothing in it to sign, to trim or to drop.
     """
     from keyhole.aggregation.base import AGGREGATION
 
-    every = all_aggregations(rounding, signed, trim, untouched)
+    every = all_aggregations(rounding, signed, trim, untouched, min_per_key, count_noise)
     known = {each.about.name: each for each in every}
     found = pick(AGGREGATION, name, known)
     about = found.about if name in known else None
@@ -97,6 +107,12 @@ def aggregation_named(
             f"a sum that leaves no value out: got {name} with trim {trim}, untouched {untouched}; "
             f"expected {', '.join(aggregation_names(lambda about: about.is_robust))}, trim with "
             "the first alone; leave them out"
+        )
+    if min_per_key and not (about and about.min_per_key):
+        words = ", ".join(each.about.name for each in every if each.about.min_per_key)
+        raise InputError(
+            f"a sum that opens every row: got {name}, and rows of at least {min_per_key} clients; "
+            f"expected {words}; choose it, or leave --min-clients-per-key out"
         )
     return found
 

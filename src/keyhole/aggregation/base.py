@@ -113,6 +113,7 @@ class SumResult:
         bytes_up: client -> what it sent to have its update added.
         bytes_down: client -> what it received for it.
         unplaced_keys: keys of all clients whose update found no place in a message.
+        dropped_rows: rows that somebody sent, and too few for them to be opened.
         seen_by: party -> what it learned of updates and their keys.
         outliers: updates that a sum with an alarm found too long beside the others.
         error: why nothing was opened, if so.
@@ -123,6 +124,7 @@ class SumResult:
     counts: tuple[NDArray[np.int64], ...] | None = None
     bytes_down: Mapping[int, int] = field(default_factory=dict)
     unplaced_keys: int = 0
+    dropped_rows: int = 0
     seen_by: Mapping[str, str] = field(default_factory=dict)
     outliers: int = 0
     error: str | None = None
@@ -208,6 +210,7 @@ class AggregationAbout(About):
         min_clients: below which a sum is not opened; None (not declared) is refused where privacy
             is promised.
         min_share: of those who were asked: fewer are not opened either.
+        min_per_key: rows that fewer clients sent are dropped before the sum is opened; 0 for none.
         hides_dropouts: whether the sum is opened no matter how many of the cohort dropped out, as
             long as `min_clients` stayed. If not, Poisson cohorts may lose nobody.
         failure: how often a sum is not opened although enough clients stayed; `never` for always.
@@ -227,6 +230,7 @@ class AggregationAbout(About):
     noise_added: float = 0.0
     min_clients: int | None = None
     min_share: float = 0.0
+    min_per_key: int = 0
     hides_dropouts: bool = False
     failure: Failure | None = None
     is_in_clear: bool = False

@@ -40,7 +40,6 @@ from keyhole.aggregation.shares import (
 )
 from keyhole.aggregation.sum_server import Noise, ShareAdder, SumServer, different
 from keyhole.arrays import Tree
-from keyhole.crypto.codec import Body
 from keyhole.crypto.prg import Prg
 from keyhole.errors import InputError, ReplayError
 from keyhole.primitives.layout import KeysBySpace, Layout
@@ -206,9 +205,8 @@ def add_all(
     server: SumServer,
     body_of: Callable[[str], bytes],
     public_of: Callable[[str], bytes],
-    noise: Noise = lambda part: Prg.fresh(),
-) -> list[Body]:
-    """Adds everybody that both servers agreed on; returns the share as a message in pieces.
+) -> None:
+    """Adds everybody that both servers agreed on.
 
     Args:
         body_of: name of a client -> what it sent to this server.
@@ -217,7 +215,6 @@ def add_all(
     for name in server.clients:
         own, public = server.facts.split_body(server.party, body_of(name))
         server.add(name, public or public_of(name), own)
-    return server.share(noise)
 
 
 def prepare(aggregation: SharedSum, round: SumRound) -> tuple[bytes, SumFacts]:
@@ -244,9 +241,9 @@ def combine(aggregation: SharedSum, params: bytes, shares: Sequence[Share]) -> S
     one, other = sorted(shares, key=lambda share: share.party)
     if (one.party, other.party) != (0, 1):
         raise different("two shares of one server", "one of each")
-    if (one.clients, one.receipt) != (other.clients, other.receipt):
-        got = f"{one.clients} and {other.clients} clients"
-        raise different(got, "shares with the same receipt")
+    if one.told != other.told:
+        got = f"{one.clients} and {other.clients} clients, {one.dropped} and {other.dropped} rows"
+        raise different(f"{got} dropped", "shares with the same receipt and counts")
     return aggregation.decode(params, (one.payload, other.payload))
 
 
@@ -276,6 +273,7 @@ def add_shared(aggregation: SharedSum, request: SumRequest) -> SumResult:
         dict.fromkeys((r.client for r in request.sent), facts.upload_bytes),
         tuple(part.known_counts for part in parts) if request.with_counts else None,
         unplaced_keys=sum(one.unplaced for one in sent.values()),
+        dropped_rows=shares[0].dropped,
         seen_by=seen,
     )
 
@@ -291,17 +289,29 @@ def _shares(
             server.accept(name, shares.to[server.party])
     _settle_both(*servers)
 
-    def share_of(server: SumServer) -> Share:
-        party = server.party
-        pieces = add_all(
-            server,
-            lambda name: sent[name].bodies[party],
-            lambda name: sent[name].public,
-            lambda part: derived(b"noise", request.seed_path, part, party),
-        )
-        return read_share(server.facts, party, b"".join(pieces))
+    def noise_of(server: SumServer) -> Noise:
+        return lambda part: derived(b"noise", request.seed_path, part, server.party)
 
-    return [share_of(server) for server in servers]
+    def add(server: SumServer) -> None:
+        party = server.party
+        add_all(server, lambda name: sent[name].bodies[party], lambda name: sent[name].public)
+
+    def share_of(server: SumServer) -> Share:
+        pieces = server.share(noise_of(server))
+        return read_share(server.facts, server.party, b"".join(pieces))
+
+    if servers[0].facts.count_bytes:  # both hold a table at one time
+        for server in servers:
+            add(server)
+        counts = [server.counts(noise_of(server)) for server in servers]
+        for server in servers:
+            server.drop(*counts)
+        return [share_of(server) for server in servers]
+    given = []
+    for server in servers:
+        add(server)
+        given.append(share_of(server))
+    return given
 
 
 def _settle_both(one: SumServer, other: SumServer) -> None:

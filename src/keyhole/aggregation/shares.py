@@ -8,8 +8,11 @@
     receipt  what a server adds, told to the other before it adds, and to the trainer: head, digest
              of the manifest (32), SHA-256 of the params (32), of the names (32), number (u64),
              places (u64 each), SHA-256 of places and digests (32), check (16)
-    share    one server to the trainer: head, number of clients (u64), SHA-256 of the receipt
-             without head and check (32), payload, check (16)
+    counts   one server to the other, where rows of few clients are dropped: head, its share of how
+             many clients sent each key, check (16)
+    share    one server to the trainer: head, number of clients (u64), rows that were dropped (u64),
+             SHA-256 of the receipt without head and check (32), SHA-256 of both messages of counts,
+             the first server's first (32; zeros where there are none), payload, check (16)
 
 Heads and checks are those of `crypto/codec.py`, with the magic "KHX2"; numbers are little-endian.
 The digest in a head is that of the params and of the manifest of the round: what was made from
@@ -35,10 +38,10 @@ from keyhole.crypto.hpke import PUBLIC_BYTES, TAG_BYTES, PrivateKey, open_from, 
 from keyhole.crypto.prg import SEED_BYTES, Prg
 from keyhole.errors import InputError, MalformedError
 
-_KINDS = {"public": 1, "own": 2, "list": 3, "receipt": 4, "share": 5}
+_KINDS = {"public": 1, "own": 2, "list": 3, "receipt": 4, "share": 5, "counts": 6}
 FRAMING = Framing(b"KHX2", _KINDS, "a message of a sum")
 _NAME_BYTES, _DIGEST_BYTES = 16, 32
-_LISTED, _RECEIPT, _SHARE = (struct.Struct(form) for form in ("<32sQ", "<32s32s32sQ", "<Q32s"))
+_LISTED, _RECEIPT, _SHARE = (struct.Struct(form) for form in ("<32sQ", "<32s32s32sQ", "<QQ32s32s"))
 _PUBLIC_BYTES = FRAMING.head_bytes + SEED_BYTES
 _OWN_BYTES = FRAMING.head_bytes + _DIGEST_BYTES + CHECK_BYTES
 _SHARE_BYTES = FRAMING.head_bytes + _SHARE.size + CHECK_BYTES
@@ -72,6 +75,10 @@ class SumFacts:
         norm: clients shorten an update that measures more; infinite for none.
         noise: standard deviation of the noise that each server adds, in the units of updates.
         with_counts: whether the trainer learns how many clients sent each key.
+        min_per_key: rows that fewer clients sent are dropped by both servers before anything is
+            opened; 0 drops none.
+        count_bytes: of a server's share of the counts, which the other one learns; 0 where no row
+            is dropped.
     """
 
     params: bytes = field(repr=False)
@@ -85,10 +92,12 @@ class SumFacts:
     norm: float = inf
     noise: float = 0.0
     with_counts: bool = False
+    min_per_key: int = 0
+    count_bytes: int = 0
     model: bytes = NO_MODEL
 
     def __post_init__(self) -> None:
-        sizes = self.public_bytes, *self.own_bytes, self.share_bytes
+        sizes = self.public_bytes, *self.own_bytes, self.share_bytes, self.count_bytes
         clients = self.min_clients, self.max_clients
         names = len(self.round), len(self.model)
         if names != (_NAME_BYTES, _DIGEST_BYTES) or min(clients) < 1 or min(sizes) < 0:
@@ -212,13 +221,21 @@ class Receipt:
 
 @dataclass(frozen=True, repr=False)
 class Share:
-    """A server's share of a sum; alone it is noise. `receipt` is the digest of its receipt, the
-    payload the aggregation's own."""
+    """A server's share of a sum; alone it is noise. `receipt` is the digest of its receipt,
+    `counts` that of both messages of counts, `dropped` how many rows both left out, the payload
+    the aggregation's own."""
 
     party: int
     clients: int
+    dropped: int
     receipt: bytes
+    counts: bytes
     payload: memoryview
+
+    @property
+    def told(self) -> tuple[int, int, bytes, bytes]:
+        """What the shares of both servers must have in common."""
+        return self.clients, self.dropped, self.receipt, self.counts
 
     def __repr__(self) -> str:
         return f"Share(party {self.party}, {self.clients} clients)"
@@ -329,11 +346,39 @@ def read_receipt(facts: SumFacts, party: int, data: bytes | memoryview) -> Recei
     return Receipt(model, params, cohort, tuple(places), bytes(body[-_DIGEST_BYTES:]))
 
 
+def count_message_bytes(facts: SumFacts) -> int:
+    """Of a server's share of the counts."""
+    return FRAMING.head_bytes + facts.count_bytes + CHECK_BYTES
+
+
+def pack_counts(facts: SumFacts, party: int, payload: bytes) -> bytes:
+    """Returns a server's share of how many clients sent each key."""
+    return FRAMING.seal(facts, "counts", party, payload)
+
+
+def read_counts(facts: SumFacts, party: int, data: bytes) -> bytes:
+    """Returns what server `party` says of counts; raises as `read_list` does."""
+    return bytes(FRAMING.unseal(facts, "counts", party, data, facts.count_bytes))
+
+
+@dataclass(frozen=True)
+class DroppedRows:
+    """How many rows both servers left out, and the SHA-256 of both messages of counts."""
+
+    rows: int = 0
+    counts: bytes = bytes(_DIGEST_BYTES)
+
+
 def pack_share(
-    facts: SumFacts, party: int, receipt: Receipt, payload: Sequence[Body]
+    facts: SumFacts,
+    party: int,
+    receipt: Receipt,
+    payload: Sequence[Body],
+    dropped: DroppedRows | None = None,
 ) -> list[Body]:
     """Returns what a server gives out, in pieces that need not be joined."""
-    told = _SHARE.pack(len(receipt.places), receipt.digest)
+    dropped = dropped or DroppedRows()
+    told = _SHARE.pack(len(receipt.places), dropped.rows, receipt.digest, dropped.counts)
     head = FRAMING.head(facts, "share", party) + told
     return [head, *payload, sha_check([head, *payload])]
 
@@ -341,8 +386,8 @@ def pack_share(
 def read_share(facts: SumFacts, party: int, data: bytes | memoryview) -> Share:
     """Returns the share of server `party`; its payload lies in `data`."""
     body = FRAMING.unseal(facts, "share", party, data, _SHARE.size + facts.share_bytes)
-    clients, receipt = _SHARE.unpack_from(body)
-    return Share(party, clients, receipt, body[_SHARE.size :])
+    clients, dropped, receipt, counts = _SHARE.unpack_from(body)
+    return Share(party, clients, dropped, receipt, counts, body[_SHARE.size :])
 
 
 def _listed(digests: Mapping[int, bytes]) -> bytes:

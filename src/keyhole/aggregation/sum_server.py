@@ -1,15 +1,20 @@
 """Agrees with the other server on clients, and adds up their shares: one of the two of a sum.
 
     open (accept) --close--> closed --reduce--> reduced --agree--> agreed (add) --share--> over
+                                                     agreed --counts--> counted --drop--> dropped
 
 Over a network a client may reach one server only. So each server closes its list, both exchange
 lists and keep whom both have, with the same public message; then they compare receipts of what is
 left, and only then is a share touched. Everybody whom both have is added, once: nobody can name
-fewer. What a share holds, and how shares are added, is the business of the aggregation's
-`ShareAdder`.
+fewer. Where rows of few clients are dropped, the two tell each other their shares of the counts,
+and of nothing else; both come to the same rows, and set their shares of these to zero before they
+give out anything. What a share holds, and how shares are added, is the business of the
+aggregation's `ShareAdder`.
 
 Hidden: every client's keys and rows, from each server, if the two do not collude and follow the
-protocol, and if each share tells nothing; of the sum, only what is combined is learnt.
+protocol, and if each share tells nothing; of the sum, only what is combined is learnt. Not hidden
+where rows are dropped: how many clients sent each key, from both servers, up to the noise that they
+add to counts.
 
 Not covered: clients that lie; servers, or a trainer that names the cohort, that invent clients to
 get past `min_clients`; whether a message comes from the client it is said to come from, which is
@@ -26,11 +31,14 @@ from hashlib import sha256
 from typing import Literal, Protocol, TypeAlias
 
 from keyhole.aggregation.shares import (
+    DroppedRows,
     Receipt,
     SumFacts,
+    pack_counts,
     pack_list,
     pack_receipt,
     pack_share,
+    read_counts,
     read_list,
     read_own,
     read_public,
@@ -69,12 +77,22 @@ class ShareAdder(Protocol):
         """Adds what one client sent; both payloads have been checked."""
         ...
 
+    def counts(self, noise: Noise) -> bytes:
+        """Returns this server's share of how many clients sent each key, as many bytes as the facts
+        say; asked for where they have a `min_per_key`."""
+        raise NotImplementedError
+
+    def drop(self, one: bytes, other: bytes) -> int:
+        """Sets its share of rows that too few clients sent to zero, by the counts of both servers,
+        the first's first; returns how many of those that anybody sent."""
+        raise NotImplementedError
+
     def take(self, noise: Noise) -> Sequence[Body]:
         """Returns the payload of this server's share, with its noise; nothing is left."""
         ...
 
 
-_Phase: TypeAlias = Literal["open", "closed", "reduced", "agreed", "over"]
+_Phase: TypeAlias = Literal["open", "closed", "reduced", "agreed", "counted", "dropped", "over"]
 
 
 class SumServer:
@@ -106,6 +124,7 @@ class SumServer:
         self._owns: dict[int, bytes] = {}  # digests of own messages
         self._seen: set[bytes] = set()
         self._left: set[int] = set()  # agreed on, and not yet added
+        self._dropped = DroppedRows()
 
     def __repr__(self) -> str:
         """Nothing of a message."""
@@ -219,6 +238,23 @@ class SumServer:
         self._left.discard(place)
         self._adder.add(payload, read_own(self.facts, self.party, own)[1])
 
+    def counts(self, noise: Noise = lambda part: Prg.fresh()) -> bytes:
+        """Returns this server's share of how many clients sent each key, for the other's `drop`;
+        once, since noise that is drawn twice can be taken away."""
+        self._demand("agreed")
+        self._check_all_added()
+        self._phase = "counted"
+        return pack_counts(self.facts, self.party, self._adder.counts(noise))
+
+    def drop(self, one: bytes, other: bytes) -> None:
+        """Drops the rows that too few clients sent, by what both servers told, the first's first:
+        the same rows at both."""
+        self._demand("counted")
+        both = read_counts(self.facts, 0, one), read_counts(self.facts, 1, other)
+        digest = sha256(one + other).digest()
+        self._dropped = DroppedRows(self._adder.drop(*both), digest)
+        self._phase = "dropped"
+
     def share(self, noise: Noise = lambda part: Prg.fresh()) -> list[Body]:
         """Returns this server's share of the sum as a message in pieces, once.
 
@@ -228,12 +264,16 @@ class SumServer:
         Raises:
             ViolationError: the servers have not agreed, or the share has been given out.
         """
-        self._demand("agreed")
+        self._demand("dropped" if self.facts.count_bytes else "agreed")
         self._check_cohort()
+        self._check_all_added()
+        self._phase = "over"
+        payload = self._adder.take(noise)
+        return pack_share(self.facts, self.party, self.receipt, payload, self._dropped)
+
+    def _check_all_added(self) -> None:
         if self._left:
             raise different(f"{len(self._left)} clients that are not added", "none")
-        self._phase = "over"
-        return pack_share(self.facts, self.party, self.receipt, self._adder.take(noise))
 
     def _place(self, client: str) -> int:
         place = self._places.get(client)
@@ -248,7 +288,8 @@ class SumServer:
         if self._phase != phase:
             raise ViolationError(
                 f"a step of a sum out of turn: got a sum that is {self._phase}; expected one that "
-                f"is {phase}; accept, close, reduce, agree, add and share in this order, each once"
+                f"is {phase}; accept, close, reduce, agree, add and share in this order, each "
+                "once, with counts and drop before share where rows are dropped"
             )
 
     def _check_cohort(self) -> None:

@@ -109,6 +109,13 @@ device_sum_options = options_of(
         "units of the L2 clipping norm of updates.",
         show_default="0",
     ),
+    in_group(
+        PLACE,
+        "--min-clients-per-key",
+        type=click.IntRange(1),
+        help="With --aggregators: take part in no sum that opens rows which fewer clients sent.",
+        show_default="all rows",
+    ),
 )
 
 
@@ -148,8 +155,8 @@ def send_of(options: Mapping[str, Any], connect: Callable[[str, str, Path | None
     from keyhole.device.device import Device
 
     if not options["aggregators"]:
-        names = "aggregator_tokens", "aggregation", "min_clients", "min_noise"
-        refuse(options, names, _WITH_TWO)
+        minima = "min_clients", "min_noise", "min_clients_per_key"
+        refuse(options, ("aggregator_tokens", "aggregation", *minima), _WITH_TWO)
         return Device.send
     from keyhole.aggregation import shared_sum
     from keyhole.device.sums import SumPolicy, SumSend, aggregator_of
@@ -160,7 +167,11 @@ def send_of(options: Mapping[str, Any], connect: Callable[[str, str, Path | None
         connect(f"aggregator {party}", url, Path(file) if file else None)
         for party, (url, file) in enumerate(zip((one, other), files, strict=True))
     )
-    policy = SumPolicy(options["min_clients"] or 2, min_noise=options["min_noise"] or 0.0)
+    policy = SumPolicy(
+        options["min_clients"] or 2,
+        min_noise=options["min_noise"] or 0.0,
+        min_per_key=options["min_clients_per_key"] or 0,
+    )
     keys = first_key, second_key
     return SumSend(first, second, keys, policy, shared_sum(options["aggregation"]))
 
@@ -173,6 +184,10 @@ def check_sum_flags(options: Mapping[str, Any], spec: RunSpec) -> None:
     for option in ("value_clip", "ring_bits"):
         if options[option] is not None and name not in secure:
             raise click.UsageError(f"--{option.replace('_', '-')} goes with a secure --aggregation")
+    if options.get("count_noise") and not spec.aggregation.min_clients_per_key:
+        raise click.UsageError("--count-noise goes with --min-clients-per-key")
+    if spec.aggregation.min_clients_per_key and spec.privacy:
+        raise click.UsageError("--min-clients-per-key: under --dp-noise take --dp-kind thresholded")
     if options["above_norm"] is not None:
         if spec.aggregation.max_update_norm is None:
             raise click.UsageError("--above-norm goes with --max-update-norm")

@@ -85,6 +85,8 @@ class SumPolicy:
         min_noise: what each aggregator adds at least, over the norm to which updates are
             shortened; 0 takes part without noise.
         max_upload: bytes.
+        min_per_key: a sum that opens rows which fewer clients sent is refused; 0 takes part in
+            sums that open all.
     """
 
     min_clients: int = 2
@@ -92,6 +94,7 @@ class SumPolicy:
     max_clip: float = inf
     min_noise: float = 0.0
     max_upload: int = 256 << 20
+    min_per_key: int = 0
 
     def check(self, facts: SumFacts) -> None:
         """Raises ViolationError where the params are not accepted; nothing is sent before."""
@@ -103,6 +106,7 @@ class SumPolicy:
             (facts.clip <= self.max_clip, f"numbers up to {facts.clip:g}"),
             (has_noise, f"noise {facts.noise:g} for a norm of {facts.norm:g}"),
             (upload <= self.max_upload, f"{upload} bytes"),
+            (facts.min_per_key >= self.min_per_key, f"rows of {facts.min_per_key} clients"),
         ]
         refused = [words for is_fine, words in checks if not is_fine]
         if refused:
@@ -116,7 +120,7 @@ class SumPolicy:
         return (
             f"sums of at least {self.min_clients} and at most {self.max_clients} clients, numbers "
             f"up to {self.max_clip:g}, noise of at least {self.min_noise:g} times the norm, at "
-            f"most {self.max_upload} bytes"
+            f"most {self.max_upload} bytes, rows of at least {self.min_per_key} clients"
         )
 
 

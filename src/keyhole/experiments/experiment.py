@@ -247,7 +247,13 @@ class Experiment:
             rounding = Rounding(sums.value_clip, sums.ring_bits)
             name = PLAIN.about.name if sums.name is None else sums.name.name
             found = aggregation_named(
-                name, rounding, signed=sums.signed, trim=sums.trim, untouched=sums.untouched
+                name,
+                rounding,
+                signed=sums.signed,
+                trim=sums.trim,
+                untouched=sums.untouched,
+                min_per_key=sums.min_clients_per_key,
+                count_noise=sums.count_noise,
             )
         return found if sums.norm_alarm is None else NormAlarm(found, sums.norm_alarm)
 

@@ -184,6 +184,9 @@ def name_of(spec: RunSpec) -> str:
     words += [] if sums.trim is None else [f"trim{sums.trim:g}"]
     words += [sums.untouched] if sums.untouched == "zeros" else []
     words += [] if sums.norm_alarm is None else [f"alarm{sums.norm_alarm:g}"]
+    if sums.min_clients_per_key:
+        words += [f"perkey{sums.min_clients_per_key}"]
+        words += [f"counts{sums.count_noise:g}"] * (sums.count_noise > 0)
     if sums.max_update_norm is not None:
         words += [f"norm{sums.max_update_norm:g}"] + ["clip"] * (sums.above_norm == "clip")
     words += [spec.cohort.sampling] if spec.cohort.sampling != "fixed" else []

@@ -45,6 +45,8 @@ class RoundRecord:
             none arrived.
         unplaced_keys: keys that clients chose and trained without, and keys whose update was not
             added: a private message had no place for them, and to send another would show.
+        dropped_rows: rows that somebody sent and too few for them to be opened, where a secure sum
+            drops such rows; with noise on counts, about as many.
         seen_by: party -> what it learned of the clients' keys while slices were delivered.
         seen_in_sum: party -> what it learned of updates and their keys while they were added up.
         privacy: epsilon and delta that the run has spent so far, for whom and by which account.
@@ -76,6 +78,7 @@ class RoundRecord:
     distinct_keys: int = 0
     client_sizes: list[int] = field(default_factory=list)
     unplaced_keys: int = 0
+    dropped_rows: int = 0
     seen_by: Mapping[str, str] = field(default_factory=dict)
     seen_in_sum: Mapping[str, str] = field(default_factory=dict)
     privacy: Mapping[str, Any] = field(default_factory=dict)

@@ -500,6 +500,7 @@ def record_results(
         "above_norm": sum(result.is_above_norm for result in results),
         "outliers": summed.outliers,
         "unplaced_keys": sum(result.unplaced_keys for result in results) + summed.unplaced_keys,
+        "dropped_rows": summed.dropped_rows,
         "seen_by": {p: str(learned) for p, learned in costs[-1].leaks.items()} if costs else {},
         "seen_in_sum": dict(summed.seen_by),
     }

@@ -48,6 +48,22 @@ class AggregationSpec(Record, frozen=True, kw_only=True):
             "--signed",
         ),
     ] = False
+    min_clients_per_key: Annotated[
+        Annotated[int, Meta(ge=0)],
+        said(
+            "Secure sums with two servers: drop the rows of keys that fewer clients sent, before "
+            "anything is opened; both servers learn how many sent each key. 0 drops none.",
+            "--min-clients-per-key",
+        ),
+    ] = 0
+    count_noise: Annotated[
+        Annotated[float, Meta(ge=0)],
+        said(
+            "With --min-clients-per-key: standard deviation of the noise that each server adds to "
+            "its share of the counts, in clients.",
+            "--count-noise",
+        ),
+    ] = 0.0
     max_update_norm: Annotated[
         Positive | None,
         said(

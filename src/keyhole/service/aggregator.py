@@ -9,6 +9,7 @@
     GET  /v1/sums/{round}/receipt             trainer, other aggregator: what this one adds
     POST /v1/sums/{round}/forget              trainer: removes it
     GET  /v1/sums/{round}/list                other aggregator: whom this one has
+    GET  /v1/sums/{round}/counts              other aggregator: share of how many sent each key
     GET  /v1/sums/{round}/publics/{device}    other aggregator: what a device sent for both
 
 Each kind of caller has a keyring of its own: a token of one is worth nothing in the place of
@@ -148,6 +149,7 @@ class AggregatorApp:
             Route("sum share", ("GET",), f"{one}/share", self._give_share),
             Route("sum forget", ("POST",), f"{one}/forget", self._forget_sum),
             Route("sum list", ("GET",), f"{one}/list", self._give_list),
+            Route("sum counts", ("GET",), f"{one}/counts", self._give_counts),
             Route("sum receipt", ("GET",), f"{one}/receipt", self._give_receipt),
             Route("sum publics", ("GET",), f"{one}/publics/{{device}}", self._give_public),
         ]
@@ -209,6 +211,10 @@ class AggregatorApp:
     async def _give_list(self, request: Request) -> Response:
         self._check_peer(request)
         return _binary(await asyncio.to_thread(self.sums.for_peer, request.params[0], "list"))
+
+    async def _give_counts(self, request: Request) -> Response:
+        self._check_peer(request)
+        return _binary(await asyncio.to_thread(self.sums.for_peer, request.params[0], "counts"))
 
     async def _give_receipt(self, request: Request) -> Response:
         """To the other aggregator before anything is added, to the trainer when all is."""

@@ -3,8 +3,9 @@
 Once a sum is closed, the aggregators exchange lists, compare receipts of what is left, and each
 adds up its shares. What the other one says is believed as far as the protocol goes: it is compared.
 One thread for each sum that is closing; one of them adds up at a time, so that memory holds one
-table. It waits for the other aggregator as long as that is away. What cannot be mended is written
-down, and nothing of the sum is given out.
+table, and one more for each sum that waits for the counts of the other. It waits for the other
+aggregator as long as that is away. What cannot be mended is written down, and nothing of the sum is
+given out.
 """
 
 from __future__ import annotations
@@ -21,7 +22,11 @@ from traceback import extract_tb
 import msgspec
 
 from keyhole.aggregation.exchange import add_all, server_of, settle
-from keyhole.aggregation.shares import list_message_bytes, receipt_message_bytes
+from keyhole.aggregation.shares import (
+    count_message_bytes,
+    list_message_bytes,
+    receipt_message_bytes,
+)
 from keyhole.aggregation.sum_server import SumServer
 from keyhole.errors import (
     CohortError,
@@ -65,8 +70,8 @@ class PeerLine:
         self._client.close()
 
     def get(self, round_id: str, what: str, limit: int) -> bytes:
-        """Its `list` once it has closed a sum, its `receipt`, or the public message of a device,
-        `publics/NAME`.
+        """Its `list` once it has closed a sum, its `receipt`, its share of the `counts`, or the
+        public message of a device, `publics/NAME`.
 
         Raises:
             ServiceError: no usable answer now; asking again may help.
@@ -182,14 +187,26 @@ class Finisher:
                 self._keep(round_id, kind, told)
                 answer = self._ask(round_id, kind, limit)
         with self._adding:
-            share = add_all(
+            add_all(
                 server,
                 body_of=partial(self._files.spool.read, round_id),
                 public_of=lambda name: self._ask(round_id, f"publics/{name}", length),
             )
-            self._files.write(round_id, "share", share)
+            counts = self._told_counts(round_id, server) if server.facts.count_bytes else None
+        if counts is not None:  # the other one may add up another sum first: none waits for both
+            other = self._ask(round_id, "counts", count_message_bytes(server.facts))
+            server.drop(*((counts, other) if server.party == 0 else (other, counts)))
+        self._files.write(round_id, "share", server.share())
         if server.party == 1:  # the first has to keep what devices sent for both
             self._files.spool.remove(round_id)
+
+    def _told_counts(self, round_id: str, server: SumServer) -> bytes:
+        """What the other aggregator is told of counts. It stays: noise is drawn once."""
+        counts = server.counts()
+        if self._files.has(round_id, "counts"):
+            return self._files.read(round_id, "counts")
+        self._files.write(round_id, "counts", [counts])
+        return counts
 
     def _opened(self, held: HeldSum) -> SumServer:
         """The server of a sum, which has accepted what is in its files."""

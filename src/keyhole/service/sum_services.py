@@ -346,7 +346,8 @@ class SumServices:
         sums = combine(now.aggregation, now.params, shares)
         rows = tuple(part.divided(of_run.over, divisor) for part in sums)
         added = frozenset(device_name(now.asked[place]) for place in receipt.places)
-        return SumResult(rows, {}, seen_by=self._seen_by()), added
+        total = SumResult(rows, {}, dropped_rows=shares[0].dropped, seen_by=self._seen_by())
+        return total, added
 
     def _receipt(self, round_id: str) -> Receipt:
         """What both aggregators say that they added: the same, of this model and these params."""
@@ -400,7 +401,9 @@ class SumServices:
 
     def _seen_by(self) -> dict[str, str]:
         now, about = self._now(), about_of(self._now().parts.aggregate)
-        trainer = Leak(updates="who takes part, and the sum of all updates")
+        least = about.min_per_key
+        opened = f"the rows that {least} or more chose" if least else "all updates"
+        trainer = Leak(updates=f"who takes part, and the sum of {opened}")
         about = replace(about, leaks={**about.leaks, "trainer": trainer})
         return about.seen_by(with_counts=now.facts.with_counts)
 

@@ -5,6 +5,7 @@
     sums/<round>/opening    who opened it, params and cohort
     sums/<round>/list       the list as it was told to the other aggregator
     sums/<round>/receipt    what this one adds
+    sums/<round>/counts     its share of how many sent each key, where rows are dropped
     sums/<round>/share      what is given out, noise included: asked again, the same bytes
     sums/<round>/failed     why nothing is given out
     names/<name>            each name of a sum that was ever opened, and its round
@@ -409,7 +410,7 @@ class Sums:
             raise _not_yet(f"a sum that is {phase}")
         return self.files.path(round_id, name)
 
-    def for_peer(self, round_id: str, name: Literal["list", "receipt"]) -> bytes:
+    def for_peer(self, round_id: str, name: Literal["list", "receipt", "counts"]) -> bytes:
         """What the other aggregator asks for; raises BusyError or TooLateError where it is not so
         far, or given up."""
         self.held(round_id)

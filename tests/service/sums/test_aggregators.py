@@ -216,6 +216,24 @@ def test_noise_of_both_aggregators_is_in_the_sum(pair):
     assert noise.std() / (2**0.5 * terms.ring_noise) == pytest.approx(1, rel=0.05)
 
 
+def test_counts_that_were_told_stay_when_an_aggregator_is_started_again(pair, tmp_path):
+    """Killed before its share was on the disk: with noise drawn anew it would drop other rows."""
+    terms = terms_of(min_per_key=3, count_noise=2.0)
+    pair.open(ROUND, terms)
+    for seed, name in enumerate(COHORT):
+        pair.share(ROUND, terms, name, seed)
+    pair.close(ROUND)
+    pair.wait(ROUND, ("ready",))
+    before = pair.trainer(0).share(ROUND, facts_at(terms))
+    pair.stop(0)
+    (tmp_path / "0" / "sums" / ROUND / "share").unlink()
+    pair.start(0)
+    pair.wait(ROUND, ("ready",))
+    again = pair.trainer(0).share(ROUND, facts_at(terms))
+    assert (again.told, again.payload) == (before.told, before.payload)
+    assert again.told == pair.trainer(1).share(ROUND, facts_at(terms)).told
+
+
 def test_duplicates_are_known_and_other_bytes_of_a_device_are_refused(pair):
     terms = terms_of()
     pair.open(ROUND, terms)

@@ -59,6 +59,21 @@ def test_a_run_with_two_aggregators_has_the_bytes_of_one_in_process(both, over):
     assert set(records[0].seen_in_sum) == {"first server", "second server", "trainer"}
 
 
+def test_rows_of_few_are_dropped_in_process_and_by_aggregators_alike(both):
+    plan = make_plan(aggregate=TwoServers(Rounding(), min_clients=2, min_per_key=2))
+    with devices(*both):
+        run = start_run(make_state(), make_clients(), plan, kind=served(*both))
+        (record,) = run.rounds(1)
+    expected = start_run(make_state(), make_clients(), plan)
+    (other,) = expected.rounds(1)
+    assert record.dropped_rows == other.dropped_rows > 0
+    assert model_bytes(run.state) == model_bytes(expected.state)
+    assert run.state.model()["bias"].any()  # everybody sends it
+    assert "2 or more chose" in record.seen_in_sum["trainer"]
+    for party in ("first server", "second server"):
+        assert "how many chose each key" in record.seen_in_sum[party]
+
+
 @pytest.mark.slow
 def test_the_plain_update_never_reaches_the_slice_service_or_an_aggregator(both, tmp_path):
     with devices(*both):
@@ -138,6 +153,7 @@ def test_a_device_refuses_a_smaller_cohort_than_its_own_minimum(both, tmp_path):
         SumPolicy(max_clip=1.0),
         SumPolicy(min_noise=0.5),
         SumPolicy(max_upload=100),
+        SumPolicy(min_per_key=2),
     ],
     ids=repr,
 )

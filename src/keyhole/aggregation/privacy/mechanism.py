@@ -113,6 +113,12 @@ class PrivateSum:
     def check(self, layout: Layout, keys_per_client: Mapping[str, int], over: Over) -> None:
         """Raises InputError where no round of a run could be added up, before one is made."""
         _check_divisor(over)
+        if about_of(self.inner).min_per_key:
+            raise InputError(
+                "rows that are dropped by counts which no account covers: got min_per_key "
+                f"{about_of(self.inner).min_per_key}, and privacy; expected one of the two; leave "
+                "it out, or take --dp-kind thresholded"
+            )
         ring = about_of(self.ready_inner()).ring
         if ring is not None and self.privacy.clip < inf:
             step = ring.for_clients(self.cohorts.asked).rounding

@@ -6,6 +6,7 @@ and the sum once both shares are combined.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
 from types import MappingProxyType
@@ -91,11 +92,16 @@ class TwoServers:
             how many came must not decide, by a number that one client moves, what is released.
         noise: standard deviation of the noise that each server adds to its share, in the units of
             updates; 0 for none.
+        min_per_key: rows that fewer clients sent are dropped by both servers before anything is
+            opened; 0 for none. Both learn how many sent each key.
+        count_noise: standard deviation of the noise that each adds to these counts, in clients.
     """
 
     rounding: Rounding = field(default_factory=Rounding)
     min_clients: int | None = None
     noise: float = 0.0
+    min_per_key: int = 0
+    count_noise: float = 0.0
 
     @property
     def about(self) -> AggregationAbout:
@@ -103,11 +109,21 @@ class TwoServers:
         is_share = self.min_clients is None and not self.noise
         return replace(
             _ABOUT,
+            leaks=self._leaks(),
+            min_per_key=self.min_per_key,
             ring=self.rounding,
             min_clients=MIN_CLIENTS if self.min_clients is None else self.min_clients,
             min_share=MIN_SHARE if is_share else 0.0,
             noise_added=self.noise,
         )
+
+    def _leaks(self) -> Mapping[str, Leak]:
+        if not self.min_per_key:
+            return _ABOUT.leaks
+        about = " about" if self.count_noise else ""
+        told = f"who takes part, and{about} how many chose each key; with the other's share, the "
+        told += f"sum of the rows that {self.min_per_key} or more chose"
+        return dict.fromkeys(_ABOUT.leaks, Leak(updates=told))
 
     def with_ring(self, ring: Rounding, noise: float = 0.0) -> TwoServers:
         """Returns the same sum with another ring, and with this noise of each server."""
@@ -137,9 +153,10 @@ class TwoServers:
     def params(self, round: SumRound) -> bytes:
         """Implements `SharedSum.params`."""
         ring, with_counts = self.rounding, round.with_counts
+        is_counted = with_counts or self.min_per_key > 0
         limit = max_keys_of(round.layout, round.keys_per_client)
         parts = tuple(
-            part_params(part.space.num_keys, part.slice_size, m, ring.bits, with_counts)
+            part_params(part.space.num_keys, part.slice_size, m, ring.bits, is_counted)
             for part, m in zip(round.layout.parts, limit, strict=True)
         )
         return SumParams(
@@ -153,6 +170,8 @@ class TwoServers:
             norm=round.norm,
             noise=self.noise,
             room=ring.room,
+            min_per_key=self.min_per_key,
+            count_noise=self.count_noise,
         ).encode()
 
     def facts(self, params: bytes) -> SumFacts:

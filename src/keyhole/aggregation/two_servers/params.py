@@ -36,7 +36,7 @@ SPARSE_OWN_BYTES = SPARSE_FRAMING.head_bytes + SEED_BYTES + 32 + CHECK_BYTES
 """Of a client's own message of a sparse part to one server."""
 
 _SPARSE_MAGIC, _SPARSE_FORM = b"KHV1", struct.Struct("<4sBBH16sQQQQ")
-_MAGIC, _FORM = b"KHM1", struct.Struct("<4sBBH16sQQQddd")
+_MAGIC, _FORM = b"KHM2", struct.Struct("<4sBBH16sQQQQdddd")
 _PART = struct.Struct("<QQQQ")
 _MAX = 2**31 - 1  # of keys, as in a placement, and of every other whole number
 _MAX_PARTS = 2**16 - 1
@@ -197,6 +197,10 @@ class SumParams:
         noise: standard deviation of the noise that each server adds to its share, in the units of
             updates; 0 for none.
         room: for how many clients more the ring has room, so that noise cannot make it overflow.
+        min_per_key: rows that fewer clients sent are dropped before anything is opened; 0 for none.
+            Not of a part of one key, which everybody sends: `min_clients` is its bound.
+        count_noise: standard deviation of the noise that each server adds to the counts by which
+            rows are dropped, in clients; 0 for none.
 
     Raises:
         InputError: a number is out of range, noise has no room, or counts would be given out
@@ -218,6 +222,8 @@ class SumParams:
     norm: float = inf
     noise: float = 0.0
     room: int = 0
+    min_per_key: int = 0
+    count_noise: float = 0.0
 
     def __post_init__(self) -> None:
         numbers = self.max_clients, self.min_clients
@@ -228,8 +234,12 @@ class SumParams:
         if not (self.norm > 0 and 0 <= self.noise < inf and 0 <= self.room <= _MAX):
             raise _bad(f"norm {self.norm}, noise {self.noise}, room {self.room}")
         fixed, _ = self.fixed_point, self.sparse  # raise where a number is out of their range
-        if self.noise and self.with_counts:
+        if self.noise and self.is_counted:
             raise _bad("noise, and counts without any")
+        if not 0 <= self.min_per_key <= self.max_clients:
+            raise _bad(f"rows of at least {self.min_per_key} of {self.max_clients} clients")
+        if not 0 <= self.count_noise < inf or (self.count_noise and not self.min_per_key):
+            raise _bad(f"noise of {self.count_noise} on counts, {self.min_per_key} clients a row")
         if self.room * fixed.clip < _SERVERS * LARGEST * self.noise * (1 - _SLACK):
             raise _bad(f"noise of {self.noise} and room for {self.room} clients")
 
@@ -237,6 +247,17 @@ class SumParams:
     def dtype(self) -> np.dtype[Any]:
         """Of ring elements."""
         return ring_dtype(self.bits)
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether rows have one more element, which the trainer need not learn."""
+        return self.with_counts or self.min_per_key > 0
+
+    @property
+    def counted_keys(self) -> list[int]:
+        """Keys of each part whose rows may be dropped."""
+        sizes = [part.num_keys for part in self.parts]
+        return [keys if self.min_per_key and keys > 1 else 0 for keys in sizes]
 
     @cached_property
     def fixed_point(self) -> FixedPoint:
@@ -250,6 +271,11 @@ class SumParams:
 
     def shape(self, place: int) -> tuple[int, int]:
         """Of the sum of a part: rows and elements of a row, with its count if there is one."""
+        part = self.parts[place]
+        return part.num_keys, part.width + self.is_counted
+
+    def given_shape(self, place: int) -> tuple[int, int]:
+        """Of what is given out of it: with counts only where the trainer is to learn them."""
         part = self.parts[place]
         return part.num_keys, part.width + self.with_counts
 
@@ -268,7 +294,7 @@ class SumParams:
                 max_keys=part.max_keys,
                 bits=self.bits,
                 min_clients=self.min_clients,
-                with_counts=self.with_counts,
+                with_counts=self.is_counted,
             )
             for place, part in enumerate(self.parts)
         )
@@ -303,7 +329,10 @@ class SumParams:
             max_clients=self.max_clients,
             public_bytes=sum(self.public_lengths),
             own_bytes=(sum(self.own_lengths(0)), sum(self.own_lengths(1))),
-            share_bytes=sum(map(self.dense_bytes, range(len(self.parts)))),
+            share_bytes=sum(math.prod(self.given_shape(place)) for place in range(len(self.parts)))
+            * self.dtype.itemsize,
+            count_bytes=sum(self.counted_keys) * self.dtype.itemsize,
+            min_per_key=self.min_per_key,
             clip=self.clip,
             norm=self.norm,
             noise=self.noise,
@@ -312,9 +341,11 @@ class SumParams:
 
     def encode(self) -> bytes:
         """Returns the params as everybody is told them."""
-        numbers = self.max_clients, self.min_clients, self.room
+        numbers = self.max_clients, self.min_clients, self.room, self.min_per_key
         head = self.bits, self.with_counts, len(self.parts), self.round
-        form = _FORM.pack(_MAGIC, *head, *numbers, self.clip, self.norm, self.noise)
+        form = _FORM.pack(
+            _MAGIC, *head, *numbers, self.clip, self.norm, self.noise, self.count_noise
+        )
         packed = (_PART.pack(p.num_keys, p.width, p.max_keys, p.is_sparse) for p in self.parts)
         return form + b"".join(packed)
 
@@ -326,10 +357,11 @@ class SumParams:
 
 def _unpack(data: bytes) -> SumParams:
     _, bits, counts, _, name, *numbers = _FORM.unpack_from(data)
-    limit, minimum, room, clip, norm, noise = numbers
+    limit, minimum, room, per_key, clip, norm, noise, on_counts = numbers
     found = _PART.iter_unpack(data[_FORM.size :])
     parts = tuple(PartParams(keys, width, m, is_sparse == 1) for keys, width, m, is_sparse in found)
-    return SumParams(name, parts, limit, minimum, clip, bits, counts == 1, norm, noise, room)
+    rest = clip, bits, counts == 1, norm, noise, room, per_key, on_counts
+    return SumParams(name, parts, limit, minimum, *rest)
 
 
 def part_params(
@@ -349,5 +381,6 @@ def _bad(got: str) -> InputError:
     return InputError(
         f"params of a sum that make no sense: got {got}; expected a name of "
         f"{_NAME_BYTES} bytes; 1..{_MAX}; room for the noise of the two servers; "
-        "noise without counts; check cohort, parts, clip and noise"
+        "noise without counts; rows of 0..most clients, and noise on counts where there are any; "
+        "check cohort, parts, clip, noise and min_per_key"
     )

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numba import njit
@@ -36,6 +37,8 @@ from keyhole.crypto.dpf import descend, root_seeds
 from keyhole.crypto.prg import SEED_BYTES, FixedKeyAes, SeedArray, mix_blocks
 from keyhole.crypto.ring import RingArray, add_mask
 from keyhole.errors import ReplayError
+
+T = TypeVar("T")
 
 
 @njit(cache=True, nogil=True)
@@ -223,6 +226,7 @@ class TwoServerAdder:
     def __init__(self, terms: SumParams, party: int) -> None:
         self._terms, self._party = terms, party
         self._parts: list[SparsePart | DensePart] = []
+        self._counted: list[RingArray] | None = None  # tables, once their counts were told
 
     def check_own(self, own: bytes) -> None:
         """Implements `ShareAdder.check_own`."""
@@ -248,16 +252,43 @@ class TwoServerAdder:
         for part, *pieces in zip(self._parts, publics, owns, strict=True):
             part.add(*pieces)
 
+    def counts(self, noise: Noise) -> bytes:
+        """Implements `ShareAdder.counts`."""
+        terms, self._counted = self._terms, [part.take() for part in self._parts]
+        self._parts = []
+        keys = zip(self._counted, terms.counted_keys, strict=True)
+        whole = np.concatenate([table[:, -1] for table, count in keys if count] or [_NOTHING])
+        whole = np.ascontiguousarray(whole, terms.dtype)
+        if terms.count_noise:
+            add_ring_noise(whole, terms.count_noise, noise(len(terms.parts)))
+        return whole.astype(terms.dtype.newbyteorder("<"), copy=False).tobytes()
+
+    def drop(self, one: bytes, other: bytes) -> int:
+        """Implements `ShareAdder.drop`. With noise, counts are as near as that lets them be."""
+        terms, tables, dropped, start = self._terms, _there(self._counted), 0, 0
+        little = terms.dtype.newbyteorder("<")
+        both = np.frombuffer(one, little) + np.frombuffer(other, little)
+        counts = both.astype(terms.dtype, copy=False).view(f"i{terms.dtype.itemsize}")
+        for table, keys in zip(tables, terms.counted_keys, strict=True):
+            own = counts[start : start + keys]
+            is_rare = own < terms.min_per_key
+            table[: len(own)][is_rare] = 0
+            dropped += int(np.count_nonzero(is_rare & (own > 0)))
+            start += keys
+        return dropped
+
     def take(self, noise: Noise) -> Sequence[Body]:
         """Implements `ShareAdder.take`."""
-        parts, self._parts = self._parts, []
+        parts, self._parts, terms = self._parts, [], self._terms
+        tables = iter(self._counted) if self._counted is not None else (p.take() for p in parts)
         pieces: list[Body] = []
-        for place, part in enumerate(parts):
-            total = part.take()
-            if self._terms.noise:
-                add_ring_noise(total, self._terms.ring_noise, noise(place))
-            little = np.ascontiguousarray(total, self._terms.dtype.newbyteorder("<"))
+        for place, total in enumerate(tables):
+            if terms.noise:
+                add_ring_noise(total, terms.ring_noise, noise(place))
+            given = total[:, : terms.given_shape(place)[1]]
+            little = np.ascontiguousarray(given, terms.dtype.newbyteorder("<"))
             pieces.append(little.reshape(-1).data.cast("B"))
+        self._counted = None
         return pieces
 
     def _sparse(self, pieces: Sequence[bytes]) -> Iterator[tuple[SparseParams, bytes]]:
@@ -275,7 +306,10 @@ def _split(data: bytes, lengths: Sequence[int]) -> list[bytes]:
     return pieces
 
 
-def _there(total: RingArray | None) -> RingArray:
+_NOTHING = np.zeros(0, np.uint32)
+
+
+def _there(total: T | None) -> T:
     if total is None:
         raise ReplayError(
             "a share of a sum is given out once: got a request for one that was given out, or lost "
@@ -286,7 +320,7 @@ def _there(total: RingArray | None) -> RingArray:
 
 def tables_of(terms: SumParams, payload: memoryview) -> list[RingArray]:
     """Returns the share of each part, (num_keys, row) ring, which lies in the payload."""
-    shapes = [terms.shape(place) for place in range(len(terms.parts))]
+    shapes = [terms.given_shape(place) for place in range(len(terms.parts))]
     whole = np.frombuffer(payload, terms.dtype.newbyteorder("<")).astype(terms.dtype, copy=False)
     borders = np.cumsum([rows * row for rows, row in shapes])[:-1]
     pieces = np.split(whole, borders)
