@@ -77,7 +77,8 @@ def main():
         is_open = "--open-queries"
         first = start(stack, "serve", rounds, "--pir", "0", is_open, "--gateway-key", key)
         second = start(stack, "serve", rounds, "--pir", "1", is_open)
-        relay = start(stack, "relay", "--gateway", first, "--mix-ms", "10")
+        alone = "--open", "--mix-min", "1", "--mix-ms", "10"  # there is one device to look at
+        relay = start(stack, "relay", "--gateway", first, *alone)
 
         device = stack.enter_context(Device(first))
         from_second = stack.enter_context(Device(second))

@@ -144,7 +144,8 @@ def test_a_service_that_fails_is_told_before_it_is_asked_again(tmp_path):
     ],
 )
 def test_whoever_else_is_asked_has_a_name_in_what_is_told(way, names):
-    keys = ("second", "relay", "second_token_file", "gateway_config", "anonymous")
+    keys = ("second", "relay", "second_token_file", "relay_token_file", "gateway_config")
+    keys += ("anonymous",)
     connected = []
 
     def connect(name, url, token_file):

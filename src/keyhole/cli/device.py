@@ -68,7 +68,8 @@ def _check(about: DeliveryAbout, options: Mapping[str, Any]) -> None:
     """Each URL belongs to one delivery, which needs it: nothing falls back to a plainer one."""
     if options["anonymous"] and about.route != "queries":
         raise click.UsageError("--anonymous goes with a --delivery by private queries")
-    for party, belonging in (("second", "second_token_file"), ("relay", "gateway_config")):
+    belongings = ("second", "second_token_file"), ("relay", "relay_token_file")
+    for party, belonging in (*belongings, ("relay", "gateway_config")):
         is_needed = party in about.connects_to
         (owner,) = (way.about.name for way in all_deliveries() if party in way.about.connects_to)
         if (options[party] is None) == is_needed:
@@ -134,6 +135,11 @@ def _pinned(path: Path | None) -> bytes | None:
     help="With private queries: show servers tokens without a name, which the service signs blind.",
 )
 @click.option("--relay", metavar="URL", help="With --delivery relay: the relay.")
+@click.option(
+    "--relay-token-file",
+    type=FILE,
+    help="The token of this device there, from its operator; no other is shown to it.",
+)
 @click.option(
     "--gateway-config",
     type=FILE,

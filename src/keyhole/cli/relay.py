@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from keyhole.cli.options import EXISTING_FILE, NumberRange, listen_of, listen_options
+from keyhole.cli.options import (
+    EXISTING_FILE,
+    NumberRange,
+    deny_list_of,
+    deny_option,
+    listen_of,
+    listen_options,
+)
 from keyhole.cli.token import read_token
 
 if TYPE_CHECKING:
@@ -23,6 +30,15 @@ if TYPE_CHECKING:
 @click.option(
     "--token-file", type=EXISTING_FILE, help="The relay's own token, where reading takes one."
 )
+@click.option(
+    "--token-key",
+    type=EXISTING_FILE,
+    help="Keys that sign tokens of devices for it (`keyhole token issue --audience relay`).",
+)
+@deny_option
+@click.option(
+    "--open", "is_open", is_flag=True, help="Let everyone in; each body then counts as a device."
+)
 @listen_options(8101)
 @click.option(
     "--mix-ms",
@@ -35,6 +51,18 @@ if TYPE_CHECKING:
     default=64,
     type=click.IntRange(1),
     help="They go at once when this many devices wait.",
+)
+@click.option(
+    "--mix-min",
+    default=8,
+    type=click.IntRange(1),
+    help="Requests of fewer different devices never go: they are told to come back.",
+)
+@click.option(
+    "--mix-longest",
+    default=10.0,
+    type=NumberRange(0, 60, min_open=True),
+    help="Seconds after which those that found too few others are told so.",
 )
 @click.option(
     "--batch",
@@ -53,8 +81,9 @@ def relay(**options: Any) -> None:
     The relay sees who asks and how many requests, and cannot read them; the service sees what is
     asked and not who asks. That holds as long as different people run the two.
     """
+    from keyhole.service.access import Keyring
     from keyhole.service.limits import Limits
-    from keyhole.service.relay import GatewayLink, Mix, RelayApp
+    from keyhole.service.relay import GatewayLink, Mix, RelayApp, relay_access
     from keyhole.service.transport import run
     from keyhole.wire.http import HttpClient
     from keyhole.wire.sockets import Retry
@@ -64,12 +93,22 @@ def relay(**options: Any) -> None:
     client = HttpClient(url, ca=ca, retry=Retry(attempts=1), insecure=insecure)
     token = None if options["token_file"] is None else read_token(options["token_file"])
     limits = Limits(rate_per_address=options["rate_per_address"] or inf)
+    if (options["token_key"] is None) != options["is_open"]:
+        raise click.UsageError("pass --token-key to know devices by, or --open to let everyone in")
+    keyring = None if options["token_key"] is None else Keyring.load(options["token_key"])
+    access = relay_access(keyring, deny_list_of(options))
+    mix = Mix(
+        options["mix_ms"] / 1000,
+        max(options["mix_count"], options["mix_min"]),
+        options["mix_min"],
+        options["mix_longest"],
+        options["batch"],
+    )
 
     def make(metrics: Metrics) -> RelayApp:
         # In the worker: a line has a thread, which no fork carries over.
         link = GatewayLink(client, token, limits.max_answer)
-        mix = Mix(options["mix_ms"] / 1000, options["mix_count"], options["batch"])
-        return RelayApp(link, mix=mix, limits=limits, metrics=metrics)
+        return RelayApp(link, mix=mix, access=access, limits=limits, metrics=metrics)
 
     def tell(at: str, metrics: str) -> None:
         click.echo(f"relaying to {url} at {at}\nmetrics at {metrics}", err=True)

@@ -96,6 +96,7 @@ class RelayedFetch:
         relay: to send sealed requests to.
         pinned: the gateway's key configuration, from a file of the operator; None compares what
             relay and gateway say.
+        token: of this device at the relay, which is shown to nobody else.
         max_keys: table -> number of requests that every device makes, where the round does not
             say how many keys a client chooses.
         max_requests: for all tables. A round that asks for more is refused before one is sealed:
@@ -105,6 +106,7 @@ class RelayedFetch:
 
     relay: HttpClient
     pinned: bytes | None = None
+    token: str | None = field(default=None, repr=False)
     max_keys: Mapping[str, int] = field(default_factory=dict)
     max_requests: int = 65_536
     max_bytes: int = 1 << 30
@@ -233,7 +235,7 @@ class _Asking:
                 RELAY_PATH,
                 body,
                 headers={"content-type": REQUESTS_TYPE},
-                token=None,
+                token=self._fetch.token,
                 limit=limit,
                 may_repeat=False,
             )

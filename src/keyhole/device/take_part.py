@@ -119,7 +119,7 @@ def fetch_by(
         from keyhole.device.relayed import RelayedFetch
 
         (relay,) = parties
-        return RelayedFetch(relay.client, pinned)
+        return RelayedFetch(relay.client, pinned, relay.token_for(""))
     return fetch_at_home if about.route == "whole" else Device.fetch
 
 

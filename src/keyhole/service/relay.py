@@ -2,11 +2,12 @@
 
 The relay sees who asks, when and how many requests, and cannot read them. It passes on what is in a
 body and nothing of its head, over one connection that tells nothing of who asks; it logs neither
-addresses nor sizes. Anyone who can reach it is let in.
+addresses nor sizes. It lets in devices with a token for it, or everyone where it has no keys.
 
-Requests are held back until others have come, and sent in random order. What the gateway can tell
-from order and time shrinks with the number of clients that are mixed. It is not nothing: a client
-that comes alone goes alone, and one who watches both sides can match bursts.
+Requests are held back until those of enough different devices have come, and sent in random order;
+fewer never go: they are told to come back. One who has no tokens can therefore not fill a batch
+around one device. What the gateway can tell from order and time shrinks with the number of devices
+that are mixed. It is not nothing: one who watches both sides can match bursts.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from keyhole.delivery.relay.gateway import (
 )
 from keyhole.delivery.relay.ohttp import KEYS_TYPE, REQUEST_OVERHEAD, decode_configs
 from keyhole.errors import BusyError, InputError, MalformedError, RequestError, ServiceError
-from keyhole.service.access import Access, Guards
+from keyhole.service.access import Access, DenyList, Guards, Keyring
 from keyhole.service.gateway import binary_response, media_type, sealed_response
 from keyhole.service.limits import Limits
 from keyhole.service.metrics import Metrics
@@ -49,6 +50,7 @@ from keyhole.wire.http import HttpClient
 from keyhole.wire.private import GATEWAY_PATH, KEYS_PATH, RELAY_KEYS_PATH, RELAY_PATH
 
 _RESTED = 5.0  # seconds after which a connection is made anew: the gateway may have closed it
+_LOOK_EVERY = 0.05  # seconds between looks at whether enough devices have come
 _KNOWN_FOR = 5.0  # seconds for which a key configuration is passed on without asking again
 
 
@@ -60,18 +62,22 @@ Forward: TypeAlias = Callable[[list[bytes]], Awaitable[list[bytes]]]
 class Mix:
     """How long requests wait for others."""
 
-    seconds: float = 0.2  # at most, after which they go with anyone who is there
-    clients: int = 64  # bodies that go as soon as this many have come
+    seconds: float = 0.2  # after which they go, if enough others are there
+    clients: int = 64  # different devices whose requests go as soon as this many have come
+    least: int = 1  # different devices; requests of fewer never go
+    longest: float = 10.0  # seconds after which those that found too few others come back later
     # of one forwarded batch; more go in several. Their answers together must be within what the
     # gateway gives out at once, 512 MB unless told otherwise
     requests: int = 4096
 
     def __post_init__(self) -> None:
-        if not 0 <= self.seconds <= 60 or self.clients < 1 or self.requests < 1:
+        is_timed = 0 <= self.seconds <= 60 and 0 < self.longest <= 60
+        if not is_timed or not 1 <= self.least <= self.clients or self.requests < 1:
             raise InputError(
-                f"a mix that cannot be: got {self.seconds:g} s, {self.clients} clients, "
-                f"{self.requests} requests; expected 0..60 s, 1 or more clients and requests; "
-                "choose other numbers"
+                f"a mix that cannot be: got {self.seconds:g} s, {self.least} to {self.clients} "
+                f"clients, {self.requests} requests; expected 0..60 s, 1 or more clients and "
+                "requests, and a least number of clients that is not above the other; choose other "
+                "numbers"
             )
 
 
@@ -80,6 +86,8 @@ class _Pool:
     """What waits: requests by client, and who waits for their answers."""
 
     timer: asyncio.TimerHandle
+    until: float  # when those who wait are told to come back
+    names: set[object] = field(default_factory=set)  # of the devices whose requests they are
     waiting: list[tuple[Sequence[bytes], asyncio.Future[list[bytes]]]] = field(default_factory=list)
 
 
@@ -95,23 +103,37 @@ class Mixer:
         self._pools: dict[int, _Pool] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def ask(self, requests: Sequence[bytes]) -> list[bytes]:
-        """Returns the answers to one client's requests, one or more of one length."""
+    async def ask(self, requests: Sequence[bytes], name: str | None = None) -> list[bytes]:
+        """Returns the answers to one client's requests, one or more of one length.
+
+        `name` is that of its device, which counts once however often it asks; None counts anew.
+
+        Raises BusyError where too few different devices have come.
+        """
         loop, length = asyncio.get_running_loop(), len(requests[0])
         pool = self._pools.get(length)
         if pool is None:
             timer = loop.call_later(self._mix.seconds, self._go, length)
-            pool = self._pools[length] = _Pool(timer)
+            pool = self._pools[length] = _Pool(timer, loop.time() + self._mix.longest)
         turn: asyncio.Future[list[bytes]] = loop.create_future()
         pool.waiting.append((requests, turn))
-        if len(pool.waiting) >= self._mix.clients:
+        pool.names.add(object() if name is None else name)
+        if len(pool.names) >= self._mix.clients:
             self._go(length)
         return await turn
 
     def _go(self, length: int) -> None:
-        """Sends off what waits."""
-        pool = self._pools.pop(length)
+        """Sends off what waits, once it is of enough devices."""
+        pool, loop = self._pools[length], asyncio.get_running_loop()
         pool.timer.cancel()
+        if len(pool.names) < self._mix.least and loop.time() < pool.until:
+            wait = min(max(self._mix.seconds, _LOOK_EVERY), pool.until - loop.time())
+            pool.timer = loop.call_later(wait, self._go, length)
+            return
+        del self._pools[length]
+        if len(pool.names) < self._mix.least:
+            _send_away(pool, self._mix.least)
+            return
         task = asyncio.get_running_loop().create_task(self._exchange(pool))
         self._tasks.add(task)  # the loop itself would forget it
         task.add_done_callback(self._tasks.discard)
@@ -141,6 +163,17 @@ class Mixer:
         for start in range(0, len(sealed), self._mix.requests):
             answers += await self._forward(sealed[start : start + self._mix.requests])
         return answers
+
+
+def _send_away(pool: _Pool, least: int) -> None:
+    for _, turn in pool.waiting:
+        if not turn.done():
+            turn.set_exception(
+                BusyError(
+                    f"too few devices to mix requests with: got {len(pool.names)}; expected "
+                    f"{least} at one time; come back when the answer says"
+                )
+            )
 
 
 class GatewayLink:
@@ -225,11 +258,17 @@ def _no_answer(got: str) -> ServiceError:
     )
 
 
+def relay_access(keyring: Keyring | None = None, denied: DenyList | None = None) -> Access:
+    """Who is let in at a relay: devices with a token for it, or everyone without keys."""
+    return Access(keyring, audience="relay", denied=denied)
+
+
 class RelayApp:
     """The relay as an ASGI application, for `serving` and `run` of the transport.
 
     Clients are mixed within one process: there is one worker.
-    `rng` spreads the time after which clients come back; it keeps no secret.
+    `access` has the keys of tokens for the relay; without keys everyone is let in, and each body
+    counts as a device. `rng` spreads the time after which clients come back; it keeps no secret.
     """
 
     def __init__(
@@ -237,13 +276,15 @@ class RelayApp:
         link: GatewayLink,
         *,
         mix: Mix | None = None,
+        access: Access | None = None,
         limits: Limits | None = None,
         metrics: Metrics | None = None,
         rng: random.Random | None = None,
     ) -> None:
         self.limits, self.metrics = limits or Limits(), metrics or Metrics()
         self._link, self._mixer = link, Mixer(link.forward, mix or Mix())
-        self._guards = Guards(Access(), self.limits, self.metrics, time.time)
+        access = access or relay_access()
+        self._guards = Guards(access, self.limits, self.metrics, time.time)
         routes = [
             Route("relay", ("POST",), RELAY_PATH, self._relay),
             Route("relay keys", ("GET",), RELAY_KEYS_PATH, self._keys),
@@ -260,13 +301,17 @@ class RelayApp:
     async def _relay(self, request: Request) -> Response:
         """Answers to one sealed request, or to a batch of one client's."""
         guards, limits, memory = self._guards, self.limits, self._guards.memory
-        guards.count(request, None)
+        claims = None
+        if guards.access.keyring is not None:
+            claims = guards.access.device(request.headers, guards.clock())
+        guards.count(request, claims)
+        name = None if claims is None else claims.device
         is_batch = media_type(request) == REQUESTS_TYPE
         async with weighed_body(request, guards) as body:
             sealed = decode_requests(body, limits.max_keys) if is_batch else [body]
             # What cannot be a sealed request goes no further.
             is_possible = len(sealed[0]) >= REQUEST_OVERHEAD
-            answers = await self._mixer.ask(sealed) if is_possible else [b""] * len(sealed)
+            answers = await self._mixer.ask(sealed, name) if is_possible else [b""] * len(sealed)
         response = sealed_response(answers, is_batch)
         # It counts as held until its client has taken it.
         await memory.enter(response.length)

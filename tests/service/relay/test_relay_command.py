@@ -63,7 +63,7 @@ def test_key_files_that_others_can_read_or_that_hold_something_else_are_refused(
     ],
 )
 def test_bad_flags_are_usage_errors(flags):
-    assert run("relay", *flags).exit_code == 2
+    assert run("relay", "--open", *flags).exit_code == 2
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_bad_flags_are_usage_errors(flags):
     ],
 )
 def test_what_cannot_be_relayed_safely_is_refused(flags, told):
-    done = run("relay", "--port", 0, *flags)
+    done = run("relay", "--open", "--port", 0, *flags)
     assert isinstance(done.exception, InputError)
     assert told in str(done.exception)
 
@@ -83,7 +83,9 @@ def test_what_cannot_be_relayed_safely_is_refused(flags, told):
 def test_a_file_without_a_token_is_refused(tmp_path):
     file = tmp_path / "token"
     file.write_text("two words")
-    done = run("relay", "--port", 0, "--gateway", "http://127.0.0.1:9", "--token-file", file)
+    done = run(
+        "relay", "--open", "--port", 0, "--gateway", "http://127.0.0.1:9", "--token-file", file
+    )
     assert isinstance(done.exception, InputError)
     assert "no token" in str(done.exception)
 
@@ -94,7 +96,7 @@ def test_what_is_wrong_is_told_before_a_port_is_taken(tmp_path, wrong):
     token = ("--token-file", tmp_path / "token") if wrong == "token" else ()
     url = "ftp://x" if wrong == "url" else "http://127.0.0.1:9"
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        done = run("relay", "--port", taken.getsockname()[1], "--gateway", url, *token)
+        done = run("relay", "--open", "--port", taken.getsockname()[1], "--gateway", url, *token)
     told = {"url": "not the URL of a service", "token": "no token"}
     assert told[wrong] in str(done.exception)
 
@@ -116,3 +118,9 @@ def test_a_file_that_is_there_is_not_replaced_least_of_all_the_key(tmp_path):
     before = key_file.read_bytes()
     assert isinstance(run("token", "gateway-config", key_file, key_file).exception, InputError)
     assert key_file.read_bytes() == before
+
+
+def test_a_relay_is_told_who_is_let_in():
+    done = run("relay", "--port", 0, "--gateway", "http://127.0.0.1:9")
+    assert done.exit_code == 2
+    assert "--token-key" in done.output

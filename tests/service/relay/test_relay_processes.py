@@ -83,7 +83,17 @@ class Round:
 
     @contextmanager
     def relay(self, *options):
-        command = [*RELAY, "--gateway", self.service_url, "--port", "0", *map(str, options)]
+        command = [
+            *RELAY,
+            "--open",
+            "--mix-min",
+            "1",
+            "--gateway",
+            self.service_url,
+            "--port",
+            "0",
+            *map(str, options),
+        ]
         with _program(command, stderr=subprocess.PIPE) as process:
             self.told = process.stderr.readline()
             self.relay_url = re.fullmatch(r"relaying to \S+ at (\S+)\n", self.told)[1]
