@@ -102,6 +102,11 @@ def _pinned(path: Path | None) -> bytes | None:
 @click.option("--ca", type=FILE, help="PEM file of the authorities to trust.")
 @click.option("--cert", type=FILE, help="PEM file to show where the service asks for one.")
 @click.option("--key", type=FILE, help="Its private key.")
+@click.option(
+    "--trainer-key",
+    type=FILE,
+    help="Public key of the trainer: rounds that it did not sign are refused.",
+)
 @click.option("--insecure", is_flag=True, help="Speak plain http beyond this machine.")
 @click.option(
     "--cache",
@@ -226,6 +231,7 @@ def _device(
 ) -> Device:
     from keyhole.device.cache import SliceCache
     from keyhole.device.device import Device
+    from keyhole.wire.signing import TrainerKey
     from keyhole.wire.sockets import Certificate, Retry
 
     if (options["cert"] is None) != (options["key"] is None):
@@ -239,6 +245,7 @@ def _device(
         cache=None if cache is None else SliceCache(cache),
         retry=Retry(tell=tell),
         max_answer=options["max_mb"] << 20,
+        trainer_key=TrainerKey.load(options["trainer_key"]) if options["trainer_key"] else None,
         stop=stop,
         insecure=options["insecure"],
     )

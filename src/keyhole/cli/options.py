@@ -489,3 +489,10 @@ def refuse(options: Mapping[str, Any], names: Iterable[str], reason: str) -> Non
     for name in names:
         if options[name]:
             raise click.UsageError(f"--{name.replace('_', '-')} {reason}")
+
+
+signing_option = click.option(
+    "--signing-key",
+    type=EXISTING_FILE,
+    help="Sign manifests with this key, of `keyhole token signing-key`, for devices that pin it.",
+)

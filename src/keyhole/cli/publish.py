@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from keyhole.cli.options import DIRECTORY, EXISTING_DIRECTORY, data_option, json_option
+from keyhole.cli.options import (
+    DIRECTORY,
+    EXISTING_DIRECTORY,
+    data_option,
+    json_option,
+    signing_option,
+)
 from keyhole.cli.runs import coding_option, read_run, recover_run, run_settings
 from keyhole.cli.screen import progress_bars
 from keyhole.delivery.records import Coding
@@ -28,6 +34,7 @@ if TYPE_CHECKING:
     "--segment-mb", type=click.IntRange(1), default=64, help="Most megabytes in one file."
 )
 @click.option("--threads", type=click.IntRange(1), default=2, help="That share the work.")
+@signing_option
 @json_option
 def publish(
     run: Path, directory: Path, data: str, coding: str, as_json: bool, **options: Any
@@ -39,9 +46,11 @@ def publish(
     are kept. --data is what the run was trained with: the model's shape follows from it.
     """
     from keyhole.service.publishing import Publisher
+    from keyhole.wire.signing import SigningKey
 
     experiment = read_run(run, data)
-    with Publisher(directory) as publisher:
+    key = SigningKey.load(options["signing_key"]) if options["signing_key"] else None
+    with Publisher(directory, key) as publisher:
         published = _publish(publisher, run, experiment, coding, options)
     said = _describe(published, directory)
     if as_json:

@@ -54,6 +54,23 @@ def gateway_key(file: Path, number: int) -> None:
     _write_new(file, encode_gateway_key(GatewayKey.fresh(number)).encode("ascii"))
 
 
+@token.command("signing-key")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("public_file", metavar="PUBLIC", type=click.Path(path_type=Path))
+def signing_key(file: Path, public_file: Path) -> None:
+    """Write a new key of a trainer to FILE, which must not exist and only its owner can read, and
+    its public half to PUBLIC.
+
+    `keyhole train` and `keyhole publish` sign manifests with FILE (--signing-key); devices pin
+    PUBLIC (--trainer-key).
+    """
+    from keyhole.wire.signing import SigningKey
+
+    key = SigningKey.fresh()
+    _write_new(file, key.encode().encode("ascii"))
+    _write_new(public_file, key.public.encode().encode("ascii"), mode=0o644)
+
+
 @token.command("gateway-config")
 @click.argument(
     "key_file",

@@ -21,6 +21,7 @@ from keyhole.aggregation import aggregation_named
 from keyhole.cli.options import (
     DELIVERY,
     DIRECTORY,
+    EXISTING_FILE,
     MODEL,
     PLACE,
     SYNTHETIC,
@@ -157,6 +158,13 @@ def _row(spec: RunSpec) -> tuple[str, ...]:
     metavar="DIR",
     help="Let the devices of a slice service train: rounds are published to DIR, which `keyhole "
     "serve DIR` serves, and updates are taken from there.",
+)
+@in_group(
+    PLACE,
+    "--signing-key",
+    type=EXISTING_FILE,
+    help="With --devices: sign manifests with this key, of `keyhole token signing-key`, for "
+    "devices that pin it.",
 )
 @in_group(
     PLACE,
@@ -305,8 +313,10 @@ def _rounds(
     from keyhole.service.publishing import Publisher
     from keyhole.service.served import Served
     from keyhole.service.spool import UpdateSpool
+    from keyhole.wire.signing import SigningKey
 
-    with Publisher(directory) as publisher:
+    key = SigningKey.load(options["signing_key"]) if options["signing_key"] else None
+    with Publisher(directory, key) as publisher:
         if not (options["replace_rounds"] or (run / "plan.json").exists()):
             publisher.check_unused()
 

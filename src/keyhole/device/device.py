@@ -32,7 +32,7 @@ from keyhole.device.fetch import (
     WholeModel,
     fetch_slices,
 )
-from keyhole.errors import DamageError, NotFoundError, ServiceError, StorageError
+from keyhole.errors import DamageError, NotFoundError, RequestError, ServiceError, StorageError
 from keyhole.primitives.layout import ClientKeys
 from keyhole.wire.assignment import Phase, Wait
 from keyhole.wire.http import OCTETS, HttpClient
@@ -44,8 +44,9 @@ from keyhole.wire.manifest import (
     not_a_round,
     number_of,
 )
-from keyhole.wire.messages import encode_update, refuse_clear
+from keyhole.wire.messages import SUM_SETTING, encode_update, refuse_clear
 from keyhole.wire.proofs import check_records, count_nodes
+from keyhole.wire.signing import SIGNATURE, TrainerKey, read_signature
 from keyhole.wire.sockets import Certificate, Clock, Retry, Timeouts, refuse_longer
 
 DeviceKeys: TypeAlias = Mapping[str, Any] | ClientKeys
@@ -116,6 +117,7 @@ class Device:
         max_keys: in one query; more are asked for in several.
         max_answer: bytes of the slices of one query, likewise. A slice or a segment that is longer
             is refused, whatever a manifest says: this is what a service can make a device allocate.
+        trainer_key: whose signature every manifest must have; None takes any.
         stop: once set, waiting ends at once and nothing is tried again.
         clock: how time passes; one that waits for `stop` if None.
         insecure: lets plain `http` leave this machine.
@@ -136,13 +138,14 @@ class Device:
         timeouts: Timeouts | None = None,
         max_keys: int = 65_536,
         max_answer: int = 256 << 20,
+        trainer_key: TrainerKey | None = None,
         stop: threading.Event | None = None,
         clock: Clock | None = None,
         insecure: bool = False,
     ) -> None:
         self.stop = threading.Event() if stop is None else stop
         self.clock = Clock(sleep=self.stop.wait) if clock is None else clock
-        self._token, self._cache = token, cache
+        self._token, self._cache, self._trainer_key = token, cache, trainer_key
         self._max_keys, self.max_answer = max_keys, max_answer
         self.client = HttpClient(
             url,
@@ -205,6 +208,7 @@ class Device:
         Raises:
             InputError: `round` is not the identifier of one.
             DamageError: what arrives is not the manifest that the round is named after.
+            AccessError: it is not signed by the trainer whose key this device pins.
             TooLateError, NotFoundError: the round is gone, or never was.
         """
         return self.known(round).manifest
@@ -228,6 +232,8 @@ class Device:
 
         path, token = f"/v1/rounds/{round_id}/manifest", self.token_for(round)
         got = self.client.get(path, token=token, limit=MAX_BYTES, check=check)
+        if self._trainer_key is not None:
+            self._trainer_key.check(round_id, read_signature(got.headers.get(SIGNATURE)))
         known = KnownRound(round_id, decode_manifest(bytes(got.body)))
         with self._lock:
             self._rounds[round_id] = known
@@ -327,6 +333,7 @@ class Device:
             traffic: what it costs is added here.
         """
         known, cache = self.known(round), self._cache
+        refuse_unbound(known.manifest, [place for place, _ in asked])
         wants = []
         for place, keys in asked:
             table = known.records[place]
@@ -403,6 +410,17 @@ class Device:
         limit = max(1, nodes * HASH_BYTES)
         body = self.client.get(f"{path}/proof", token=token, limit=limit, check=check).body
         return np.frombuffer(body, np.uint8).reshape(nodes, HASH_BYTES)
+
+
+def refuse_unbound(manifest: Manifest, places: Sequence[int]) -> None:
+    """Raises RequestError where slices without a root would be trained on for a secure sum: their
+    service could give each device others, until the sum is one device's update."""
+    if SUM_SETTING in manifest.settings and not all(manifest.tables[i].root for i in places):
+        raise RequestError(
+            "slices of this round are bound to nothing: got a table without a root, and a secure "
+            "sum; expected tables that were published; nothing was fetched; publish the round "
+            "with `keyhole train --devices`"
+        )
 
 
 def _number(round_id: str) -> int:

@@ -48,6 +48,7 @@ from keyhole.service.spool import UpdateSpool
 from keyhole.wire import messages
 from keyhole.wire.assignment import Admission, Admit, Fetched, OpenRound, RoundSource, SliceTable
 from keyhole.wire.manifest import Manifest, number_of
+from keyhole.wire.signing import SIGNATURE
 
 _PLACE = re.compile(r"0|[1-9][0-9]{0,18}")
 _BROADCAST = "everyone"
@@ -89,8 +90,10 @@ class SliceRoutes:
     async def manifest(self, request: Request) -> Response:
         """What a round holds."""
         with self._held(request) as held:
-            name, data = held.id, held.encoded
+            name, data, signature = held.id, held.encoded, held.signature
         headers = [JSON, immutable(self.guards.access)]
+        if signature is not None:
+            headers.append((SIGNATURE.encode("ascii"), signature.hex().encode("ascii")))
         return file_response(request, headers, name, len(data), lambda i, j: data[i:j])
 
     async def slices(self, request: Request) -> Response:

@@ -2,6 +2,7 @@
 
 publisher.lock              one publisher at a time
 current.json                the round that devices are told of; replaced at once, always last
+rounds/<id>/manifest.sig    the trainer's signature of it, where it signs: 64 bytes
 rounds/<id>/manifest.json   anyone who serves the round holds a shared lock on it
 rounds/<id>/cohort.json     names of the devices that take part; missing if all do
 rounds/<id>/table-T/        slice files
@@ -32,6 +33,7 @@ from keyhole.wire.assignment import Phase
 from keyhole.wire.manifest import Manifest, decode_manifest, name_round, number_of
 
 MANIFEST, COHORT, CURRENT = "manifest.json", "cohort.json", "current.json"
+SIGNATURE = "manifest.sig"
 _START_ANEW = "remove it and publish again"  # a publisher would not know which number comes next
 
 
@@ -164,6 +166,11 @@ def read_cohort(round_directory: Path) -> dict[str, int] | None:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise _foreign(path, str(error)) from error
     return {device: place for place, device in enumerate(devices)}
+
+
+def read_signature(round_directory: Path) -> bytes | None:
+    """Returns the trainer's signature of a round; None where there is none. Devices check it."""
+    return _read_if_there(round_directory / SIGNATURE)
 
 
 def _read_if_there(path: Path) -> bytes | None:

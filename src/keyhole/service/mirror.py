@@ -26,11 +26,13 @@ import numpy as np
 
 from keyhole.crypto.hashes import HASH_BYTES
 from keyhole.crypto.merkle import Tree, TreeShape, hash_leaves
+from keyhole.crypto.signatures import SIGNATURE_BYTES
 from keyhole.errors import DamageError, InputError, NotFoundError, StorageError
 from keyhole.files import make_directory, storage_errors, sync_directory, write_all
 from keyhole.service.directory import (
     CURRENT,
     MANIFEST,
+    SIGNATURE,
     CurrentRound,
     Shelf,
     decode_current,
@@ -38,6 +40,7 @@ from keyhole.service.directory import (
     locked_manifest,
     read_current,
     read_manifest,
+    read_signature,
     remove_round,
     round_path,
     rounds_path,
@@ -283,6 +286,9 @@ def push_round(
             )
         _refuse_going_back(target, current, settings)
         meter = _send_files(target, local, manifest, settings, progress)
+        signature = read_signature(local)
+        if signature is not None:
+            target.put(f"rounds/{current.round}/{SIGNATURE}", signature)
         target.put(f"rounds/{current.round}/{MANIFEST}", encoded)
         _refuse_going_back(target, current, settings)  # the upload may have taken an hour
         target.put(CURRENT, encode_current(current), MUTABLE)
@@ -392,6 +398,9 @@ def fetch_round(
             meter.add(known=meter.total)
         else:
             part = _fetch_files(source, place, files, meter, settings.workers)
+            with suppress(NotFoundError):  # a trainer need not sign
+                signature = source.get(f"rounds/{current.round}/{SIGNATURE}", SIGNATURE_BYTES)
+                write_file(part / SIGNATURE, signature, durable=True)
             write_file(part / MANIFEST, encoded, durable=True)
             _place_round(directory, part, place)
         write_current(directory, current, durable=True)

@@ -28,6 +28,7 @@ from keyhole.server.state import ServerState
 from keyhole.service.directory import (
     COHORT,
     MANIFEST,
+    SIGNATURE,
     Base,
     CurrentRound,
     Shelf,
@@ -59,6 +60,7 @@ from keyhole.wire.manifest import (
     table_info,
     unwritten,
 )
+from keyhole.wire.signing import SigningKey
 
 Changed: TypeAlias = Callable[[str], Sequence[KeyArray | None] | None]
 """Tells which records differ from those of an earlier round, given its identifier: ascending keys
@@ -78,10 +80,14 @@ class Published:
 
 
 class Publisher:
-    """The one that writes a rounds directory."""
+    """The one that writes a rounds directory.
 
-    def __init__(self, directory: Path | str) -> None:
-        self.directory = Path(directory)
+    Args:
+        signing_key: signs the manifest of every round; None leaves them unsigned.
+    """
+
+    def __init__(self, directory: Path | str, signing_key: SigningKey | None = None) -> None:
+        self.directory, self._signing_key = Path(directory), signing_key
         make_directory(rounds_path(self.directory))
         self._lock: int | None = lock_file(
             self.directory / "publisher.lock", f"{self.directory.name} has a publisher already"
@@ -290,6 +296,8 @@ class Publisher:
         named = round_path(self.directory, published.id)
         if _is_whole(named, published.manifest):  # it is served as it is, from here on
             made = named
+        if self._signing_key is not None:
+            write_file(made / SIGNATURE, self._signing_key.sign(published.id), durable)
         _complete(made, published, cohort, durable)
         try:
             if made != named:

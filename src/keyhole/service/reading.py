@@ -37,6 +37,7 @@ from keyhole.service.directory import (
     read_cohort,
     read_current,
     read_manifest,
+    read_signature,
     round_path,
 )
 from keyhole.service.segments import records_path, table_path, tree_bytes, tree_path
@@ -386,7 +387,7 @@ class RoundsDirectory:
             open_table(table_path(directory, place), info)
             for place, info in enumerate(manifest.tables)
         )
-        return OpenRound(round_id, manifest, encoded, tables)
+        return OpenRound(round_id, manifest, encoded, tables, read_signature(directory))
 
     def _close_idle(self, now: float) -> None:
         """Closes what is damaged, or older than the round before the current one, once idle."""

@@ -73,6 +73,7 @@ class OpenRound:
     manifest: Manifest
     encoded: bytes
     tables: tuple[SliceTable, ...]
+    signature: bytes | None = None  # the trainer's, of the manifest
 
 
 @dataclass(frozen=True)

@@ -49,6 +49,14 @@ def test_a_round_comes_back_byte_for_byte(place, origin, edge):
     assert (sent.round, sent.number, sent.bytes_known) == (name, 3, 0)
 
 
+def test_a_signature_travels_with_its_round(place, origin, edge):
+    name = write_round(origin, 3)
+    (origin / "rounds" / name / "manifest.sig").write_bytes(bytes(range(64)))
+    place.push(origin)
+    place.pull(edge)
+    assert content_of(edge, name) == content_of(origin, name)
+
+
 def test_a_second_push_and_a_second_pull_move_nothing(place, origin, edge):
     write_round(origin, 1)
     first = place.push(origin)

@@ -1,0 +1,114 @@
+"""Signs manifests: the trainer's word for a round, which no service, cache or mirror can give.
+
+The trainer signs the SHA-256 of the manifest under a context of its own with Ed25519. Devices that
+pin its public key take no round without that signature. The roots in the manifest bind all slices,
+so a signed name is all that a device needs to believe.
+
+Hidden: nothing. Not hidden: the manifest. Rests on Ed25519, and on the trainer's key file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from keyhole.crypto.signatures import (
+    KEY_BYTES,
+    SIGNATURE_BYTES,
+    is_signed,
+    new_private,
+    public_of,
+    sign,
+)
+from keyhole.errors import AccessError, InputError
+from keyhole.files import storage_errors
+from keyhole.wire.manifest import digest_of
+
+SIGNATURE = "keyhole-signature"
+"""The header beside a manifest: 128 hex digits."""
+
+_CONTEXT = b"keyhole manifest 1\0"
+
+
+@dataclass(frozen=True, repr=False)
+class SigningKey:
+    """A trainer's key, as its file has it: 64 hex digits."""
+
+    _key: bytes
+
+    def __repr__(self) -> str:
+        return "SigningKey()"
+
+    @staticmethod
+    def fresh() -> SigningKey:
+        """A new key, from the system's generator."""
+        return SigningKey(new_private())
+
+    @staticmethod
+    def load(path: Path) -> SigningKey:
+        """The key in a file."""
+        return SigningKey(_read(path, "a signing key"))
+
+    @property
+    def public(self) -> TrainerKey:
+        """What devices pin."""
+        return TrainerKey(public_of(self._key))
+
+    def encode(self) -> str:
+        """The content of its file."""
+        return f"{self._key.hex()}\n"
+
+    def sign(self, round_id: str) -> bytes:
+        """The signature of the manifest that a round is named after."""
+        return sign(self._key, _CONTEXT + digest_of(round_id))
+
+
+@dataclass(frozen=True)
+class TrainerKey:
+    """The public key of a trainer."""
+
+    raw: bytes
+
+    @staticmethod
+    def load(path: Path) -> TrainerKey:
+        """The key in a file: 64 hex digits."""
+        return TrainerKey(_read(path, "a trainer's public key"))
+
+    def encode(self) -> str:
+        """The content of its file."""
+        return f"{self.raw.hex()}\n"
+
+    def check(self, round_id: str, signature: bytes | None) -> None:
+        """Raises AccessError unless the trainer signed the manifest that a round is named after."""
+        text = _CONTEXT + digest_of(round_id)
+        if signature is None or not is_signed(self.raw, text, signature):
+            got = "no signature" if signature is None else "a signature of another key or manifest"
+            raise AccessError(
+                f"the round is not the trainer's: got {got}; expected the manifest signed with the "
+                "key that this device pins; nothing was fetched; publish with --signing-key, or "
+                "give the device the trainer's own key (--trainer-key)"
+            )
+
+
+def read_signature(text: str | None) -> bytes | None:
+    """The signature in a header; None where there is none that could be one."""
+    try:
+        found = bytes.fromhex(text or "")
+    except ValueError:
+        return None
+    return found if len(found) == SIGNATURE_BYTES else None
+
+
+def _read(path: Path, what: str) -> bytes:
+    with storage_errors(path, "read"):
+        text = path.read_text("ascii", errors="replace").strip()
+    try:
+        key = bytes.fromhex(text)
+    except ValueError:
+        key = b""
+    if len(key) != KEY_BYTES:
+        raise InputError(
+            f"{path.name} does not hold {what}: got {len(text)} characters; expected 64 hex "
+            "digits; make one with `keyhole token signing-key`"
+        )
+    return key
