@@ -147,9 +147,14 @@ def resolve(name: str) -> Any:
         if not hasattr(found, part):
             near = near_miss(part, [each for each in dir(found) if not each.startswith("_")])
             fix = near if "mean" in near else f"check what {module} defines"
-            raise _unresolved(name, f"no {part} in {module}", fix)
+            raise _unresolved(name, f"no {part} in {_file_of(module)}", fix)
         found = getattr(found, part)
     return found
+
+
+def _file_of(module: str) -> str:
+    """The file that a module was loaded from: another of its name may come first."""
+    return getattr(sys.modules[module], "__file__", None) or module
 
 
 def _unresolved(name: str, got: str, fix: str) -> InputError:

@@ -66,7 +66,7 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path, out, capsys):
     code, _, said = keyhole(capsys, "report", tmp_path / "empty")
     assert (code, said.count("\n")) == (2, 1)
     assert "holds no sweep and no run" in said
-    (out / "broken.json").write_text("{")
+    (out / "broken.json").write_text('{"sweep": "broken"}')
     code, _, said = keyhole(capsys, "report", out)
     assert code == 2
     assert said.startswith("keyhole: broken.json is not a sweep: got ")

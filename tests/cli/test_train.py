@@ -111,7 +111,8 @@ def test_train_shows_a_table(keyhole, few_writers, tmp_path):
         (["train", "no_such_task"], "no such task: got 'no_such_task'"),
         (["train", "emnist_2nn", "--m", "201"], "expected 0..200"),
         (["train", "emnist_2nn", "--m", "many"], "--m: 'many' is not a whole number"),
-        (["train", "emnist_2nn", "--m", "-5"], "--m: '-5' is not a whole number, 0 or more"),
+        (["train", "emnist_2nn", "--m", "-5"], "--m: '-5' is not a whole number, 1 or more"),
+        (["train", "emnist_2nn", "--m", "0"], "--m: '0' is not a whole number, 1 or more"),
         (
             ["train", "emnist_2nn", "--keys", "best"],
             "--keys: no 'best'; expected top, random, random-top, independent, all, fixed",
@@ -238,7 +239,7 @@ hidden = 8
     ("text", "said"),
     [
         ("version = 1", "is of another version: got version 1"),
-        ("client.epochs = 2", "unknown field `epochs` - at `client`"),
+        ("client.epochs = 2", "run.toml has a field that no run has: got client.epochs"),
         ("task = 'so_tag'", "--spec is of task so_tag"),
         ("[", "cannot be read"),
     ],

@@ -18,7 +18,7 @@ from keyhole.errors import InputError
 from keyhole.experiments.specs import DEFAULTS, defaults_of, spec_of
 from keyhole.identity import Ref
 from keyhole.parts import near_miss, words_for
-from keyhole.rounds.fields import VERSION, SpecField, merge, nest, spec_fields
+from keyhole.rounds.fields import VERSION, SpecField, flatten, merge, nest, spec_fields
 from keyhole.rounds.spec import RunSpec
 
 if TYPE_CHECKING:
@@ -334,6 +334,7 @@ def spec_from(context: click.Context, task: str | None) -> RunSpec:
         raise click.UsageError(f"TASK is {task}, but --spec is of task {named}")
     if (task := task or named) is None:
         raise click.UsageError("pass a TASK, or --spec with one")
+    _check_names(options["spec_file"], nest(told))
     usual = defaults_of(task)
     given = {"sizes": options["sizes"], **_changes(context)}
     return spec_of(task, merge(nest(told), nest({**given, **_keys(usual, options)})))
@@ -359,6 +360,17 @@ def _read_file(path: Path | None) -> dict[str, Any]:
     return dict(told)
 
 
+def _check_names(path: Path | None, told: Mapping[str, Any]) -> None:
+    """Raises InputError where a file has a field that no run has."""
+    known = [field.path for field in spec_fields(RunSpec)]
+    for name in flatten(told):
+        if not any(f"{name}.".startswith(f"{k}.") or k.startswith(f"{name}.") for k in known):
+            raise InputError(
+                f"--spec {path} has a field that no run has: got {name}; expected one of run.json; "
+                f"{near_miss(name, known)}"
+            )
+
+
 def _keys(usual: RunSpec, options: Mapping[str, Any]) -> dict[str, Any]:
     """What `--keys` and `--m` say of the record."""
     from keyhole.keys.structured import CHOICES
@@ -376,7 +388,7 @@ def _keys(usual: RunSpec, options: Mapping[str, Any]) -> dict[str, Any]:
         if choice == "all":
             changes[f"keys.{space}.count"] = None
     for space, text in _by_space("--m", usual, options["counts"]).items():
-        changes[f"keys.{space}.count"] = None if text == "all" else _whole("--m", text)
+        changes[f"keys.{space}.count"] = None if text == "all" else _whole("--m", text, 1)
     return changes
 
 
@@ -396,13 +408,13 @@ def _by_space(flag: str, usual: RunSpec, texts: Iterable[str]) -> dict[str, str]
     return found
 
 
-def _whole(flag: str, text: str) -> int:
+def _whole(flag: str, text: str, least: int = 0) -> int:
     try:
         value = int(text.replace("_", ""))
     except ValueError:
         value = -1
-    if value < 0:
-        wrong = f"{text!r} is not a whole number, 0 or more"
+    if value < least:
+        wrong = f"{text!r} is not a whole number, {least} or more"
         raise click.BadParameter(wrong, param_hint=flag)
     return value
 

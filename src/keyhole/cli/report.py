@@ -37,11 +37,12 @@ def _find_runs(context: click.Context, argument: click.Parameter, out: str) -> P
 def report(out: Path | None, to: Path | None, as_json: bool) -> None:
     """Draw and tabulate the sweeps and runs of a directory, beside the paper's numbers.
 
-    OUT is where `keyhole sweep` or `keyhole train` wrote, or a folder of such. For each sweep, and
-    for the runs of each task, there will be figures as PNG and SVG and a table as Markdown, and for
-    all of them one page, index.html, that needs no other file. Of runs it shows metrics over
-    rounds and against bytes, what they cost and who learned what. Trials that are missing or
-    unfinished are named; the same command as before goes on with them.
+    OUT is where `keyhole sweep` or `keyhole train` wrote, or a folder that holds such at any depth.
+    For each sweep, and for the runs of each task, there will be figures as PNG and SVG and a table
+    as Markdown, and for all of them one page, index.html, that needs no other file. Of runs it
+    shows metrics over rounds and against bytes, what they cost and who learned what. Trials that
+    are missing or unfinished are named; the same command as before goes on with them. JSON that is
+    no sweep is named and left out.
 
     `keyhole report privacy` needs no runs. It draws what hiding the keys costs against what select
     saves, over the number of keys and for every private delivery, and tabulates from where on
@@ -65,10 +66,14 @@ def _report_results(out: Path, to: Path) -> tuple[list[Path], list[dict[str, Any
     from keyhole.experiments.report.reading import read_results
     from keyhole.experiments.report.tables import place_in_paper, to_json
 
-    sweeps = sorted(read_results(out), key=lambda sweep: place_in_paper(sweep.name))
+    sweeps = sorted(read_results(out, _tell), key=lambda sweep: place_in_paper(sweep.name))
     sections, files = _write_sections(sweeps, to)
     files.append(write_page(out.resolve().name, sections, to))
     return files, [to_json(section.table) for section in sections]
+
+
+def _tell(skipped: str) -> None:
+    click.echo(f"keyhole: {skipped}", err=True)
 
 
 def _report_privacy(to: Path) -> tuple[list[Path], list[dict[str, Any]]]:

@@ -90,13 +90,18 @@ def load_data(source: str, kind: str, seed: int, **sizes: int) -> Dataset:
     A synthetic dataset is of a kind, and of its usual sizes where no others are given.
     """
     from keyhole.data.cache import load
-    from keyhole.data.open import make_synthetic
+    from keyhole.data.open import SYNTHETIC_KINDS, make_synthetic
 
     if Ref(source).is_own:
         from keyhole.experiments.experiment import own_dataset
 
         return own_dataset(source, seed)
     if source == SYNTHETIC:
+        if kind not in SYNTHETIC_KINDS:
+            raise InputError(
+                f"there are no synthetic data of kind {kind}: got --data {SYNTHETIC}; expected "
+                "data of that kind; give --data module:NAME (docs/own-data.md)"
+            )
         return make_synthetic(kind, seed, **sizes)
     return load(import_shown(source))
 

@@ -152,6 +152,10 @@ _MAKERS: dict[str, Callable[..., Dataset]] = {
 }
 
 
+SYNTHETIC_KINDS = tuple(_MAKERS)
+"""Kinds of data that `make_synthetic` makes."""
+
+
 def make_synthetic(kind: str, seed: int, **sizes: int) -> Dataset:
     """Returns the dataset named "synthetic" of a kind.
 

@@ -92,7 +92,7 @@ DEFAULTS: dict[str, RunSpec] = {
 for the counts that a caller gives; a count of None takes every key."""
 
 
-TASK = PartKind("task", "own-model", {"defaults": RunSpec, "make": Callable, "on": Callable})
+TASK = PartKind("task", "own-task", {"defaults": RunSpec, "make": Callable, "on": Callable})
 
 
 def defaults_of(task: str) -> RunSpec:

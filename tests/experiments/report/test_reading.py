@@ -124,12 +124,41 @@ def test_a_damaged_sweep_is_named_with_its_field(tmp_path, change, message):
         read_results(tmp_path)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "3", "\udcff", '{"sweep": "s"}'])
-def test_a_foreign_file_is_one_error(tmp_path, text):
+@pytest.mark.parametrize("text", ["", "{", "[]", "3", "\udcff", '{"a": 1}'])
+def test_a_foreign_file_is_named_and_left_out(tmp_path, text):
     (tmp_path / "s.json").write_text(text, errors="surrogateescape")
+    write_sweep(tmp_path, "t", [LINE])
+    skipped = []
+    assert [sweep.name for sweep in read_results(tmp_path, skipped.append)] == ["t"]
+    assert skipped == [f"{tmp_path}/s.json is left out: it is no sweep of `keyhole sweep`"]
+
+
+def test_a_file_with_the_name_of_a_sweep_alone_is_one_error(tmp_path):
+    (tmp_path / "s.json").write_text('{"sweep": "s"}')
     with pytest.raises(InputError, match=r"s\.json is not a sweep") as refused:
         read_results(tmp_path)
     assert "\n" not in str(refused.value)
+
+
+def test_sweeps_are_found_beside_their_runs_at_any_depth(tmp_path):
+    for folder in ("small", "a/b/c"):
+        write_sweep(tmp_path / folder, folder[-1], [LINE])
+        write_trial(tmp_path / folder, "arm", 0)
+    write_trial(tmp_path / "x/y/z", "alone", 0)
+    skipped = []
+    found = read_results(tmp_path, skipped.append)
+    assert [sweep.name for sweep in found] == ["c", "l", "emnist-cnn-runs"]
+    assert [len(sweep.lines[0].trials) for sweep in found] == [1, 1, 1]
+    assert skipped == []
+
+
+def test_a_second_sweep_of_one_name_is_named_and_left_out(tmp_path):
+    for folder in ("paper", "small"):
+        write_sweep(tmp_path / folder, "s", [LINE])
+        write_trial(tmp_path / folder, "arm", 0)
+    skipped = []
+    assert [sweep.name for sweep in read_results(tmp_path, skipped.append)] == ["s"]
+    assert [text.partition(" is left out")[0] for text in skipped] == [f"{tmp_path}/small/s.json"]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias, TypeVar
 
@@ -102,21 +102,30 @@ def curve_of(records: Iterable[RoundRecord], metric: str) -> dict[int, float]:
 _T = TypeVar("_T", bound=_Read)
 
 
-def read_results(out: Path) -> list[SweepResults]:
-    """Returns the sweeps of a directory, by name, each with what there is of its trials, and then
-    the runs that no sweep names, by task.
+def read_results(out: Path, on_skip: Callable[[str], None] = lambda _: None) -> list[SweepResults]:
+    """Returns the sweeps of a directory, each with what there is of its trials, and then the runs
+    that no sweep names, by task.
 
     Args:
-        out: where `keyhole sweep` or `keyhole train` wrote, a folder of such, or one run.
+        out: where `keyhole sweep` or `keyhole train` wrote, a folder of such at any depth, or one
+            run.
+        on_skip: called with a sentence on each file that is left out: JSON that is no sweep, and a
+            second sweep of one name.
 
     Raises:
-        InputError: there is neither, or a file is damaged or foreign.
+        InputError: there is neither, or a file of a sweep or a run is damaged.
     """
     root = out.resolve()
     root = root if _number(root) is None else root.parent
     trials: dict[Path, tuple[Trial, ...]] = {}
-    sweeps = [_read_sweep(path, trials) for path in sorted(root.glob("*.json"))]
-    found = {arm: _read_trials(arm) for arm in sorted(_arms(root) - trials.keys())}
+    arms = {run.parent.parent for run in root.rglob("trial-*/run.json")}
+    sweeps: dict[str, SweepResults] = {}
+    for path in _sweep_files(root, arms, on_skip):
+        sweep = _read_sweep(path, trials)  # its runs are known then, and no runs of their own
+        if sweep.name in sweeps:
+            on_skip(f"{path} is left out: another folder has a sweep {sweep.name}; name its folder")
+        sweeps.setdefault(sweep.name, sweep)
+    found = {arm: _read_trials(arm) for arm in sorted(arms - trials.keys())}
     runs = {arm: begun for arm, begun in found.items() if begun}
     if not sweeps and not runs:
         raise InputError(
@@ -124,13 +133,21 @@ def read_results(out: Path) -> list[SweepResults]:
             "`keyhole sweep` or `keyhole train`; run one of them first, or point at its directory"
         )
     tasks = sorted({begun[0].spec.task.name for begun in runs.values()})
-    return sweeps + [_group(task, runs, root) for task in tasks]
+    return [*sweeps.values(), *(_group(task, runs, root) for task in tasks)]
 
 
-def _arms(root: Path) -> set[Path]:
-    """The directories of trials: this one, those in it, or those in the folders in it."""
-    patterns = ("trial-*", "*/trial-*", "*/*/trial-*")
-    return {run.parent.parent for p in patterns for run in root.glob(f"{p}/run.json")}
+def _sweep_files(root: Path, arms: set[Path], on_skip: Callable[[str], None]) -> Iterator[Path]:
+    """The files of sweeps, which stand beside their runs; tells of other JSON there."""
+    for folder in sorted({root} | {arm.parent for arm in arms - {root}}):
+        for path in sorted(folder.glob("*.json")):
+            try:
+                is_sweep = "sweep" in _load(path, "a sweep")
+            except InputError:
+                is_sweep = False
+            if is_sweep:
+                yield path
+            else:
+                on_skip(f"{path} is left out: it is no sweep of `keyhole sweep`")
 
 
 def _read_sweep(path: Path, known: dict[Path, tuple[Trial, ...]]) -> SweepResults:
