@@ -217,7 +217,7 @@ def test_a_file_says_what_to_train_and_options_come_before_it(
     told = tmp_path / "run.toml"
     told.write_text(
         f"""
-version = 3
+version = 4
 task = "emnist_2nn"
 data = "{few_writers}"
 rounds = 7
