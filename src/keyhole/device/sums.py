@@ -53,6 +53,18 @@ def params_in(known: KnownRound) -> bytes:
         return b""
 
 
+def _check_bound(known: KnownRound) -> None:
+    """Raises ViolationError for a model that the manifest does not bind: everybody could have been
+    given another one under this name, and the sum would be one device's update."""
+    loose = sum(not table.root for table in known.manifest.tables)
+    if loose:
+        raise ViolationError(
+            f"round {known.id} does not bind its model: got {loose} tables without a root; "
+            "expected a root of every table in a round with a secure sum; nothing was sent; ask "
+            "the trainer to publish tables in place of slices on demand"
+        )
+
+
 def aggregator_of(text: str) -> tuple[str, bytes]:
     """The URL and the key of an aggregator, from `URL#KEY`: 64 hex digits, or a file of them.
 
@@ -159,6 +171,7 @@ class SumSend:
         """
         known = device.known(round)
         params = params_in(known)
+        _check_bound(known)
         self.policy.check(self.aggregation.facts(params))
         client = client_of(self.aggregation, params, digest_of(known.id), known.layout)
         made = client.shard(update, known.keys_by_space(keys))

@@ -4,6 +4,7 @@ import threading
 from dataclasses import replace
 from itertools import count
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -11,7 +12,7 @@ from keyhole.aggregation.base import Rounding
 from keyhole.aggregation.plain import PLAIN
 from keyhole.aggregation.privacy.mechanism import Privacy
 from keyhole.aggregation.two_servers.method import TwoServers
-from keyhole.device.sums import SumPolicy, params_in
+from keyhole.device.sums import SumPolicy, _check_bound, params_in
 from keyhole.errors import InputError, NotFiniteError, ServiceError, ViolationError
 from keyhole.rounds.loop import start_run
 from keyhole.sampling import Cohorts, sample_cohort
@@ -166,6 +167,20 @@ def test_a_device_refuses_terms_that_its_operator_does_not_allow(policy):
 
 def fake_lines():
     return [AggregatorClient(HttpClient("http://127.0.0.1:9"), "x", party) for party in (0, 1)]
+
+
+def test_a_round_whose_tables_have_no_root_is_not_sent_to_aggregators(both):
+    """Slices on demand are bound to nothing."""
+    service, _ = both
+    state = service.publish()
+    with service.device() as device:
+        known = device.known(state.published.id)
+        _check_bound(known)
+        first, *rest = known.manifest.tables
+        tables = (msgspec.structs.replace(first, root=""), *rest)
+        loose = replace(known, manifest=msgspec.structs.replace(known.manifest, tables=tables))
+        with pytest.raises(ViolationError, match="1 tables without a root"):
+            _check_bound(loose)
 
 
 def test_a_round_without_a_secure_sum_is_not_sent_to_aggregators(both):
