@@ -252,7 +252,6 @@ OF_ALL_SUMS = {
     "keyhole.aggregation",
     "keyhole.aggregation.base",
     "keyhole.aggregation.exchange",
-    "keyhole.aggregation.inputs",
     "keyhole.aggregation.privacy.mechanism",
     "keyhole.aggregation.shares",
     "keyhole.aggregation.sum_server",

@@ -23,10 +23,10 @@ from typing import Literal
 
 import numpy as np
 
-from keyhole.aggregation.inputs import usable
 from keyhole.pricing import ServiceSpeeds, Speeds
 from keyhole.primitives.keyspace import Keys, KeySpace
 from keyhole.primitives.layout import Cut, Layout
+from keyhole.server.inputs import usable
 from keyhole.server.optimizers import SGD
 from keyhole.server.row_sums import sum_updates
 from keyhole.server.state import ServerState

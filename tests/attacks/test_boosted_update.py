@@ -10,11 +10,11 @@ import threading
 import numpy as np
 import pytest
 
-from keyhole.aggregation.inputs import InputBound, TakenUpdate, norm, usable
 from keyhole.device.take_part import Participant, PopulationClient, take_part
 from keyhole.errors import KeyholeError
 from keyhole.rounds.loop import start_run
 from keyhole.sampling import Cohorts, sample_cohort
+from keyhole.server.inputs import InputBound, TakenUpdate, norm, usable
 from keyhole.service.inbox import SpoolInbox
 from keyhole.service.served import Served
 from keyhole.wire.assignment import Wait, device_name

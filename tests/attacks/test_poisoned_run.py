@@ -13,11 +13,11 @@ from functools import cache
 import numpy as np
 import pytest
 
-from keyhole.aggregation.inputs import UNBOUND, norm
 from keyhole.data.open import make_synthetic
 from keyhole.experiments.experiment import Experiment
 from keyhole.experiments.specs import spec_of
 from keyhole.rounds.round import in_process
+from keyhole.server.inputs import UNBOUND, norm
 
 ROUNDS, LIMIT = 8, 13.0  # the median norm of an honest update is 6.5
 NEAR, FAR = 0.05, 0.08  # 0.044 is the most that was seen

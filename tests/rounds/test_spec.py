@@ -40,8 +40,8 @@ def test_a_record_comes_back_from_toml():
 @pytest.mark.parametrize(
     ("told", "said"),
     [
-        ({**TOLD, "version": 1}, "another version: got version 1; expected 3"),
-        ({**TOLD, "version": "3"}, "another version: got version '3', a str; expected 3"),
+        ({**TOLD, "version": 1}, "another version: got version 1; expected 4"),
+        ({**TOLD, "version": "4"}, "another version: got version '4', a str; expected 4"),
         ({}, "another version: got version unknown"),
         (None, "got a NoneType in place of fields"),
         ([], "got a list in place of fields"),

@@ -6,7 +6,6 @@ import threading
 import numpy as np
 import pytest
 
-from keyhole.aggregation.inputs import InputBound
 from keyhole.aggregation.plain import PLAIN
 from keyhole.aggregation.robust import MEDIAN, NormAlarm, TrimmedMean
 from keyhole.device.take_part import Participant, PopulationClient, take_part
@@ -14,6 +13,7 @@ from keyhole.errors import KeyholeError
 from keyhole.rounds.loop import start_run
 from keyhole.rounds.machine import Buffering
 from keyhole.sampling import sample_cohort
+from keyhole.server.inputs import InputBound
 from keyhole.service.spool import UpdateSpool
 from keyhole.wire.assignment import Wait, device_name
 from keyhole.wire.messages import bound_of, bound_settings

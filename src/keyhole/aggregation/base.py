@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from keyhole import tree
 from keyhole.about import About, Leak
-from keyhole.aggregation.inputs import HeldBy
 from keyhole.arrays import KeyArray, Tree
 from keyhole.crypto.prg import Prg
 from keyhole.crypto.ring import FixedPoint, RingBits
@@ -29,6 +28,7 @@ from keyhole.pricing import Workload
 from keyhole.primitives.deselect import divide
 from keyhole.primitives.layout import KeysBySpace, Layout
 from keyhole.sampling import Cohorts, Outcome
+from keyhole.server.inputs import HeldBy
 from keyhole.server.row_sums import BlockSum, Over, RowUpdate
 from keyhole.server.rows import sum_rows
 

@@ -25,6 +25,7 @@ from keyhole.cli.options import (
 from keyhole.cli.sums import (
     aggregator_options,
     check_privacy_flags,
+    check_served_clear,
     check_sum_flags,
     shared_names,
 )
@@ -33,12 +34,14 @@ from keyhole.delivery.clear import DEFAULT_SERVED
 
 # Options of the record that say how two aggregators add up.
 _SUMS = ("--value-clip", "--ring-bits", "--dp-noise", "--dp-clip", "--dp-delta", "--dp-budget")
+# Options of the record that say how updates in the clear are added up, and how long one may be.
+_CLEAR = ("--aggregation", "--trim", "--untouched", "--norm-alarm", "--above-norm")
 # Options of the record that say what is trained; how slices travel is up to the run config.
 _TRAINED = (
     *("--data", "--rounds", "--cohort", "--algorithm", "--client-lr", "--server-lr"),
     *("--batch-size", "--max-examples", "--min-examples", "--evaluate-every", "--mean-over"),
     *("--negatives", "--concurrency", "--max-staleness", "--seed"),
-    *("--over-selection", "--min-updates"),
+    *("--over-selection", "--min-updates", "--max-update-norm"),
 )
 
 
@@ -55,7 +58,7 @@ def flower() -> None:
 @click.argument("directory", type=DIRECTORY)
 @run_options
 @keys_options
-@spec_options(*_TRAINED, *_SUMS, over_selection=1.3, min_updates=1)
+@spec_options(*_TRAINED, *_CLEAR, *_SUMS, over_selection=1.3, min_updates=1)
 @in_group(
     PLACE,
     "--round-seconds",
@@ -123,11 +126,13 @@ def app(context: click.Context, /, directory: Path, task: str, **options: Any) -
     check_privacy_flags(options)
     spec = spec_from(context, task)
     if options["aggregators"]:
+        refuse(options, list(map(name_of_option, _CLEAR)), "does not go with --aggregators")
         spec = spec.changed({"aggregation.name": shared_names()[0]})
-        check_sum_flags(options, spec)
     else:
         names = [*map(name_of_option, _SUMS), "aggregator_tokens", "aggregator_ca"]
         refuse(options, names, "goes with --aggregators")
+        check_served_clear(spec)
+    check_sum_flags(options, spec)
     if (data := Path(spec.data.name)).exists():
         spec = spec.changed({"data": str(data.absolute())})
     config = {

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from keyhole.aggregation import aggregation_names
+from keyhole.aggregation import aggregation_named, aggregation_names
 from keyhole.cli.options import (
     EXISTING_FILE,
     PLACE,
@@ -174,6 +174,17 @@ def send_of(options: Mapping[str, Any], connect: Callable[[str, str, Path | None
     )
     keys = first_key, second_key
     return SumSend(first, second, keys, policy, shared_sum(options["aggregation"]))
+
+
+def check_served_clear(spec: RunSpec) -> None:
+    """Refuses sums of devices without aggregators that are not made in the clear."""
+    from keyhole.aggregation.base import about_of
+
+    named = spec.aggregation.name
+    about = about_of(aggregation_named(named.name)) if named else None
+    is_clear = about is None or (about.is_in_clear and about.is_served)
+    if spec.privacy or not is_clear:
+        raise click.UsageError("secure sums and --dp-noise with devices take --aggregators")
 
 
 def check_sum_flags(options: Mapping[str, Any], spec: RunSpec) -> None:

@@ -17,7 +17,6 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from keyhole.aggregation import aggregation_named
 from keyhole.cli.options import (
     DELIVERY,
     DIRECTORY,
@@ -49,6 +48,7 @@ from keyhole.cli.screen import WaitingNotice, import_shown
 from keyhole.cli.sums import (
     check_aggregator_flags,
     check_privacy_flags,
+    check_served_clear,
     check_sum_flags,
     sum_services,
     trainer_sum_options,
@@ -271,8 +271,8 @@ def _check_flags(options: Mapping[str, Any], spec: RunSpec) -> None:
     if options["devices"] and delivery:
         raise click.UsageError("--delivery: devices choose their own")
     is_alone = options["devices"] and not options["aggregators"]
-    if is_alone and (spec.privacy or not _is_served_clear(spec)):
-        raise click.UsageError("secure sums and --dp-noise with --devices take --aggregators")
+    if is_alone:
+        check_served_clear(spec)
     about = delivery_named(delivery.name).about if delivery else None
     if options["force"] and not (about and about.is_private):
         raise click.UsageError("--force goes with a private --delivery")
@@ -287,15 +287,6 @@ def _check_flags(options: Mapping[str, Any], spec: RunSpec) -> None:
         refuse(options, ("address", "shards"), "goes with --engine ray")
     if options["devices"] is None:
         refuse(options, ("round_seconds", "replace_rounds"), "goes with --devices")
-
-
-def _is_served_clear(spec: RunSpec) -> bool:
-    """Whether the updates of devices arrive in the clear."""
-    from keyhole.aggregation.base import about_of
-
-    named = spec.aggregation.name
-    about = about_of(aggregation_named(named.name)) if named else None
-    return about is None or (about.is_in_clear and about.is_served)
 
 
 @contextmanager

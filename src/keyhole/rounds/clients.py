@@ -9,13 +9,13 @@ from typing import Any, Protocol, overload
 
 import numpy as np
 
-from keyhole.aggregation.inputs import UNBOUND, InputBound
 from keyhole.arrays import Tree
 from keyhole.errors import InputError, NoExamplesError
 from keyhole.keys.budget import DeviceClass, assign_device, keys_within
 from keyhole.primitives.keyspace import Keys
 from keyhole.primitives.layout import ClientKeys, KeysBySpace, Layout, RowSource
 from keyhole.sampling import Stream, generator
+from keyhole.server.inputs import UNBOUND, InputBound
 
 
 class ClientUpdateFn(Protocol):

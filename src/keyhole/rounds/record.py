@@ -13,11 +13,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from keyhole.aggregation.inputs import HeldBy
 from keyhole.errors import InputError
 from keyhole.files import replacing, write_all
 from keyhole.rounds.fields import typed
 from keyhole.rounds.machine import Why
+from keyhole.server.inputs import HeldBy
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 
 from keyhole.aggregation.base import ClientResult, SumRequest, SumResult, about_of, withheld
-from keyhole.aggregation.inputs import InputBound, TakenUpdate
 from keyhole.aggregation.privacy.mechanism import PrivateSum
 from keyhole.arrays import KeyArray, Tree
 from keyhole.delivery.base import Cost
@@ -27,6 +26,7 @@ from keyhole.rounds.machine import Answered, Dropped, Reached, Refused, RoundMac
 from keyhole.rounds.record import RoundRecord
 from keyhole.rounds.spec import RunParts
 from keyhole.sampling import Cohorts, Outcome, Stream, sample_cohort, sample_dropouts
+from keyhole.server.inputs import InputBound, TakenUpdate
 from keyhole.server.row_sums import BLOCK, BlockSum, RowUpdate, pair_up, sum_block
 from keyhole.server.state import ServerState
 

@@ -26,13 +26,13 @@ from keyhole.sampling import Cohorts, check_count
 
 if TYPE_CHECKING:
     from keyhole.aggregation.base import Aggregation, AggregationAbout
-    from keyhole.aggregation.inputs import AboveNorm, HeldBy, InputBound
     from keyhole.aggregation.privacy.mechanism import Privacy
     from keyhole.delivery.base import Delivery
     from keyhole.keys.budget import DeviceClass
     from keyhole.primitives.layout import Layout
     from keyhole.rounds.account import Account
     from keyhole.rounds.machine import Buffering
+    from keyhole.server.inputs import AboveNorm, HeldBy, InputBound
     from keyhole.server.row_sums import Over
 
 Sampling = Literal["fixed", "poisson", "cyclic"]
@@ -389,7 +389,7 @@ class RunParts:
     @property
     def bound(self) -> InputBound:
         """How long an update may be, and whether who adds it up can tell."""
-        from keyhole.aggregation.inputs import InputBound
+        from keyhole.server.inputs import InputBound
 
         about = self._sum
         is_checked = about.inputs == "checked"

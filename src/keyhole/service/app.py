@@ -19,10 +19,10 @@ from typing import Literal
 
 import numpy as np
 
-from keyhole.aggregation.inputs import InputBound
 from keyhole.delivery.records import RecordArray
 from keyhole.errors import BusyError, NotFoundError, TooLateError
 from keyhole.primitives.layout import Layout
+from keyhole.server.inputs import InputBound
 from keyhole.service.access import Access, Guards, TokenClaims, not_admitted
 from keyhole.service.answers import answer_query, max_bytes_of, segment_proof
 from keyhole.service.limits import Limits

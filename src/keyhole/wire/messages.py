@@ -21,7 +21,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from keyhole import tree
-from keyhole.aggregation.inputs import UNBOUND, InputBound
 from keyhole.arrays import Array, KeyArray, Tree
 from keyhole.crypto.hashes import HASH_BYTES, HashArray
 from keyhole.delivery.records import RecordArray
@@ -35,6 +34,7 @@ from keyhole.errors import (
 )
 from keyhole.primitives.keyspace import Keys, KeySpace
 from keyhole.primitives.layout import Layout
+from keyhole.server.inputs import UNBOUND, InputBound
 
 MAX_BLOCKS = 64
 """Tables that one query may ask for."""

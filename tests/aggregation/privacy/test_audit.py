@@ -5,7 +5,6 @@ from functools import cache
 import numpy as np
 import pytest
 
-from keyhole.aggregation.inputs import clip
 from keyhole.aggregation.privacy.accountant import Mechanism, epsilon_of
 from keyhole.aggregation.privacy.audit import audit, epsilon_from_scores, upper_rate
 from keyhole.aggregation.privacy.correlated import Strategy, add_correlated_noise
@@ -18,6 +17,7 @@ from keyhole.aggregation.privacy.noise import (
 )
 from keyhole.crypto.prg import Prg
 from keyhole.errors import InputError
+from keyhole.server.inputs import clip
 
 pytest.importorskip("dp_accounting")
 

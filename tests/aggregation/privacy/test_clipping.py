@@ -8,9 +8,9 @@ from hypothesis.extra import numpy as hnp
 
 import keyhole as kh
 from keyhole.aggregation.base import ClientResult, rows_of
-from keyhole.aggregation.inputs import clip, norm
 from keyhole.aggregation.privacy.mechanism import clip_update, norm_before_rounding
 from keyhole.errors import InputError, NotFiniteError, ShapeError
+from keyhole.server.inputs import clip, norm
 
 
 def floats(dtype):

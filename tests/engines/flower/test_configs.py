@@ -145,7 +145,7 @@ def test_a_run_comes_back_from_the_run_config_of_a_project(tmp_path, spec):
 )
 def test_fields_that_no_run_has_are_refused(told, said):
     with pytest.raises(InputError) as refused:
-        read_spec({"spec.version": 3, "spec.task": "so_tag", **told})
+        read_spec({"spec.version": 4, "spec.task": "so_tag", **told})
     assert said in str(refused.value)
 
 
@@ -180,6 +180,10 @@ def test_the_command_writes_a_project_without_the_address_of_a_package_index(tmp
         [*SECURE, "--value-clip", "1", "--dp-noise", "1", "--dp-clip", "1"],
         [*APP, "--aggregators", "http://127.0.0.1:1"],
         [*APP, "--aggregator-tokens", "a,b"],
+        [*APP, "--aggregation", "secure-sparse"],
+        [*APP, "--trim", "0.1"],
+        [*SECURE, "--aggregation", "median"],
+        [*SECURE, "--max-update-norm", "1", "--above-norm", "clip"],
     ],
     ids=" ".join,
 )
@@ -187,6 +191,17 @@ def test_bad_flags_are_one_error(args):
     done = CliRunner().invoke(flower, args)
     assert done.exit_code == 2
     assert done.output.count("Error:") == 1
+
+
+def test_the_command_names_a_robust_sum_and_the_bound_in_the_project(tmp_path):
+    args = ["--aggregation", "trimmed-mean", "--trim", "0.3", "--norm-alarm", "4"]
+    args += ["--max-update-norm", "2.5", "--above-norm", "clip"]
+    done = CliRunner().invoke(flower, ["app", str(tmp_path / "p"), *APP[2:], *args])
+    assert done.exit_code == 0, done.output
+    text = (tmp_path / "p" / "pyproject.toml").read_text()
+    told = tomllib.loads(text)["tool"]["flwr"]["app"]["config"]["spec"]["aggregation"]
+    assert (told["name"], told["trim"], told["norm_alarm"]) == ("trimmed-mean", 0.3, 4.0)
+    assert (told["max_update_norm"], told["above_norm"]) == (2.5, "clip")
 
 
 def test_the_command_names_the_services_of_a_secure_round_in_the_project(tmp_path):

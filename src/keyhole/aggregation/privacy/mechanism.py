@@ -36,7 +36,6 @@ from keyhole.aggregation.base import (
     derived,
     rows_of,
 )
-from keyhole.aggregation.inputs import clip, norm
 from keyhole.aggregation.privacy.correlated import Strategy, add_correlated_noise
 from keyhole.aggregation.privacy.noise import AdaFest, add_noise, noise_room, threshold_rows
 from keyhole.arrays import KeyArray, Tree
@@ -44,6 +43,7 @@ from keyhole.errors import InputError
 from keyhole.primitives.deselect import divide
 from keyhole.primitives.layout import Layout, Part, max_keys_of
 from keyhole.sampling import Cohorts
+from keyhole.server.inputs import clip, norm
 from keyhole.server.row_sums import Over, RowUpdate, no_update
 
 NoiseKind: TypeAlias = Literal["all-rows", "thresholded", "correlated"]

@@ -18,12 +18,12 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from keyhole import tree
-from keyhole.aggregation.inputs import UNBOUND, InputBound
 from keyhole.arrays import Array, KeyArray, Tree
 from keyhole.delivery.sources import Excerpt
 from keyhole.primitives.keyspace import Keys, KeySpace
 from keyhole.primitives.layout import KeysBySpace, RowSource, select_rows
 from keyhole.rounds.clients import ClientJob, Jobs
+from keyhole.server.inputs import UNBOUND, InputBound
 
 
 @dataclass(frozen=True)
