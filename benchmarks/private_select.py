@@ -3,7 +3,7 @@
 Slices of 2 KB, K = 10^4 to 10^6 keys, clients that ask for m = 100 or 1000 of them. All times are
 CPU times of one thread, medians; contestants take turns.
 
-* scan: all slices and tags of a table, XORed as one query or 32 or 128 in one pass say. The ratio
+* scan: all slices and paths of a table, XORed as one query or 32 or 128 in one pass say. The ratio
   is the CPU time of memcpy of the same bytes over that of one query.
 * client: whole requests at two servers, from keys to checked slices. Bytes are lengths of messages;
   in the clear they are the plain query and the slices themselves. A server's time is that for one

@@ -13,7 +13,8 @@ from keyhole.aggregation.base import Rounding
 from keyhole.aggregation.exchange import SumRound, add_all, client_of, combine, server_of
 from keyhole.aggregation.shares import NO_MODEL, read_share
 from keyhole.aggregation.two_servers.method import TwoServers
-from keyhole.delivery.base import name_of_round
+from keyhole.delivery.base import PrivateTable
+from keyhole.delivery.paths import Top, top_of
 from keyhole.delivery.pir import two_server
 from keyhole.delivery.pir.database import Database
 
@@ -30,14 +31,14 @@ def train(rows):
     return 0.1 * rows
 
 
-def retrieve(client, servers, keys, views):
-    """The rows of some words, from servers that do not learn which."""
+def retrieve(client, servers, top, keys, views):
+    """The rows of some words, from servers that do not learn which, compared with the root."""
     query = client.query(keys)
     messages = query.messages()
     for view, message in zip(views, messages, strict=True):
         view.append(message)
     replies = [s.answer([m])[0] for s, m in zip(servers, messages, strict=True)]
-    found = query.decode(replies)
+    found = query.decode(replies).checked(top, keys)
     return found.records.view(np.float32), found.is_found
 
 
@@ -59,16 +60,19 @@ def give_out(adder, sent):
 
 
 def main():
-    database = Database.of(name_of_round("1-example"), MODEL.view(np.uint8).reshape(WORDS, -1))
-    client = two_server.TwoServerClient(two_server.params_of(database, MAX_KEYS))
-    servers = two_server.servers_of(database, MAX_KEYS)
+    records = MODEL.view(np.uint8).reshape(WORDS, -1)
+    table = PrivateTable.of("1-example", bytes(32), records, MAX_KEYS)
+    top = Top.of(WORDS, table.tree.root, top_of(table.tree))  # everybody fetches it
+    database = Database.of(table)
+    client = two_server.TwoServerClient(two_server.params_of(database))
+    servers = two_server.servers_of(database)
     params = SUM.params(SumRound(LAYOUT, {"word": MAX_KEYS}, bytes(16), len(CLIENTS)))
     adders = [server_of(SUM, params, NO_MODEL, party, list(CLIENTS)) for party in (0, 1)]
 
     expected, views, sent = np.zeros_like(MODEL), ([], []), {}
     for name, words in CLIENTS.items():
         keys = np.array(words)
-        rows, is_found = retrieve(client, servers, keys, views)
+        rows, is_found = retrieve(client, servers, top, keys, views)
         keys, rows = keys[is_found], rows[is_found]  # one client in thousands misses a key
         update = train(rows)
         sender = client_of(SUM, params, NO_MODEL, LAYOUT)

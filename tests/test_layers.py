@@ -116,6 +116,7 @@ FOR_ANY_DELIVERY = {
     "keyhole.delivery.base",
     "keyhole.delivery.clear",  # defaults
     "keyhole.delivery.exchange",
+    "keyhole.delivery.paths",
     "keyhole.delivery.records",
     "keyhole.delivery.sources",
 }

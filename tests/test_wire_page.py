@@ -12,6 +12,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from keyhole import errors
 from keyhole.crypto.dpf import Domain
 from keyhole.crypto.merkle import Tree, hash_leaves, prove
+from keyhole.delivery.base import PrivateTable
 from keyhole.delivery.enclave.messages import EnclaveParams
 from keyhole.delivery.pir import two_server
 from keyhole.delivery.pir.database import Database
@@ -84,41 +85,36 @@ def test_the_errors_on_the_page_exist():
         assert kind in errors.__all__
 
 
-def database_by_the_page(round_name, records):
-    """The digest of a table, from what the page says of rows and their hashes."""
-    hashes = [
-        sha256(b"keyhole-slice" + round_name + key.to_bytes(8, "little") + record.tobytes())
-        for key, record in enumerate(records)
-    ]
-    sizes = struct.pack("<QQ", *records.shape)
-    return sha256(round_name + sizes + b"".join(one.digest() for one in hashes)).digest()
-
-
-def test_terms_frames_and_tags_follow_from_the_page_alone():
+def test_terms_and_frames_follow_from_the_page_alone():
     records = np.arange(60, dtype=np.uint8).reshape(20, 3)
     name = blake2b(b"3-00ff/tables/1", digest_size=16, person=b"keyhole-round").digest()
     assert name == name_table("3-00ff", 1)
-    params = two_server.params_of(Database.of(name, records), 2)
-    digest = database_by_the_page(name, records)
-    by_page = b"KHT1\2\0\0\0" + name + struct.pack("<QQQ", 20, 3, 2) + digest
+    model = sha256(b"manifest").digest()
+    params = two_server.params_of(
+        Database.of(PrivateTable.of("3-00ff/tables/1", model, records, 2))
+    )
+    root = root_by_the_page([record.tobytes() for record in records])
+    by_page = b"KHT3\2\0\0\0" + name + model + root + struct.pack("<QQQ", 20, 3, 2)
     assert params.encode() == by_page
     about = b"\1\0\0" + name + sha256(by_page).digest()
-    query, reply = b"KHP1\1" + about + b"body", b"KHP1\2" + about + b"body"
+    query, reply = b"KHP2\1" + about + b"body", b"KHP2\2" + about + b"body"
     assert seal("query", params, 1, b"body") == query + sha256(query).digest()[:16]
     check = AESGCM(b"keyhole-pir-repl").encrypt(bytes(12), b"", reply)
     assert seal("reply", params, 1, b"body") == reply + check
-    assert b"KHP1\3" + bytes(67) == REFUSAL
+    assert b"KHP2\3" + bytes(67) == REFUSAL
 
 
-@pytest.mark.parametrize("num_keys", [20, 1500])  # with and without buckets
+@pytest.mark.parametrize("num_keys", [20, 1500, 5000])  # with and without buckets, and paths
 def test_a_reply_begins_with_the_check_of_its_query_as_the_page_says(num_keys):
-    records = np.arange(3 * num_keys).astype(np.uint8).reshape(num_keys, 3)
-    database = Database.of(bytes(16), records)
-    params = two_server.params_of(database, 110)
+    records, path = np.arange(3 * num_keys).astype(np.uint8).reshape(num_keys, 3), 0
+    if num_keys > 4096:
+        path = 32
+    database = Database.of(PrivateTable.of("3", bytes(32), records, 110))
+    params = two_server.params_of(database)
     query = two_server.TwoServerClient(params).query(np.array([5])).messages()[0]
-    (reply,) = two_server.servers_of(database, 110)[0].answer([query])
+    (reply,) = two_server.servers_of(database)[0].answer([query])
     assert reply[56:72] == query[-16:]
-    assert len(reply) == 56 + 16 + Batch.of(params).num_queries * (3 + 16) + 16
+    assert len(reply) == 56 + 16 + Batch.of(params).num_queries * (3 + path) + 16
     assert two_server.TwoServerPir().lengths(params.encode()).reply == len(reply)
 
 
@@ -132,8 +128,8 @@ def test_the_shape_of_a_point_function_is_that_of_the_page(num_points):
 
 
 def test_a_two_server_query_is_as_long_as_the_page_says():
-    name = bytes(16)
-    params = two_server.params_of(Database.of(name, np.zeros((1500, 9), np.uint8)), 110)
+    records = np.zeros((1500, 9), np.uint8)
+    params = two_server.params_of(Database.of(PrivateTable.of("3", bytes(32), records, 110)))
     batch = Batch.of(params)
 
     def corrections(n, domain):
@@ -150,4 +146,4 @@ def test_a_two_server_query_is_as_long_as_the_page_says():
 def test_what_the_page_says_of_relays_and_enclaves_is_there():
     for name in (relay.RELAY_PATH, relay.RELAY_KEYS_PATH, relay.GATEWAY_PATH):
         assert name in PAGE
-    assert len(EnclaveParams(bytes(16), 1, 1, 1, bytes(32)).encode()) == 80
+    assert len(EnclaveParams(bytes(16), bytes(32), bytes(32), 1, 1, 1).encode()) == 112

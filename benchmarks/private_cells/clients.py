@@ -12,6 +12,7 @@ import numpy as np
 
 from harness import Goal
 from keyhole.delivery.base import SelectServer
+from keyhole.delivery.paths import path_bytes, top_bytes
 from keyhole.delivery.pir.two_server import TwoServerClient, params_of, servers_of
 from keyhole.wire.messages import Ask, encode_query
 from private_cells.tables import Table
@@ -32,8 +33,10 @@ class Cell:
         num_keys: K.
         keys_per_client: m.
         up: bytes to both servers.
-        down: bytes from both servers.
+        down: bytes from both servers, a path with every row.
+        top: bytes that rows are compared with, which a device fetches once a round.
         clear: bytes of the plain slice query and its slices.
+        paths: bytes of one path for each of these slices.
         ask: ms of the client until it sends.
         open: ms of the client with the replies.
         server: ms of one server for one client.
@@ -45,7 +48,9 @@ class Cell:
     keys_per_client: int
     up: int
     down: int
+    top: int
     clear: int
+    paths: int
     ask: float
     open: float
     server: float
@@ -57,8 +62,8 @@ class Cell:
         total, client = self.up + self.down, self.ask + self.open
         goals = [
             Goal(
-                f"{BYTES_GOAL} x clear over two-server bytes {where}",
-                BYTES_GOAL * self.clear / total,
+                f"{BYTES_GOAL} x clear and paths over two-server bytes {where}",
+                BYTES_GOAL * (self.clear + self.paths) / total,
                 1,
             ),
             Goal(f"{CLIENT_GOAL:.0f} ms over client work {where}", CLIENT_GOAL / client, 1),
@@ -71,7 +76,8 @@ class Cell:
     def __str__(self) -> str:
         return (
             f"client K={self.num_keys:.0e} m={self.keys_per_client}: {self.up} bytes up,"
-            f" {self.down} down, {(self.up + self.down) / self.clear:.3f} x clear; client"
+            f" {self.down} down, {self.top} of top:"
+            f" {(self.up + self.down + self.top) / self.clear:.3f} x clear; client"
             f" {self.ask:.2f} + {self.open:.2f} ms; server {self.server:.1f} ms,"
             f" {self.server_together:.1f} of {TOGETHER} together (first one {self.first:.1f})"
         )
@@ -79,8 +85,8 @@ class Cell:
 
 def measure_clients(table: Table, keys_per_client: int) -> Cell:
     """Clients one after the other, then some in one pass; every slice is compared."""
-    params = params_of(table.database, keys_per_client)
-    servers = servers_of(table.database, keys_per_client)
+    database = table.database.padded_to(keys_per_client)
+    params, servers = params_of(database), servers_of(database)
     asker, rng = TwoServerClient(params), np.random.default_rng(2)
     asks, opens, answers, firsts = [], [], [], []
     for turn in range(TURNS + 1):  # the first one compiles and finds the buckets
@@ -92,7 +98,9 @@ def measure_clients(table: Table, keys_per_client: int) -> Cell:
             (reply,), spent = timed(lambda s=server, m=message: s.answer([m]))
             replies.append(reply)
             (answers if turn else firsts).append(spent)
-        found, opened = timed(lambda q=question, r=replies: q.decode(r))
+        found, opened = timed(
+            lambda q=question, r=replies, k=keys: q.decode(r).checked(table.top, k)
+        )
         if not np.array_equal(found.records, table.records[keys]):
             raise SystemExit("a client found other slices than it asked for")
         if turn:
@@ -103,7 +111,9 @@ def measure_clients(table: Table, keys_per_client: int) -> Cell:
         keys_per_client,
         sum(map(len, messages)),
         sum(map(len, replies)),
-        len(encode_query([Ask(0, keys, None)])) + keys_per_client * params.record_bytes,
+        top_bytes(params.num_keys),
+        len(encode_query([Ask(0, keys, None)])) + keys_per_client * table.record_bytes,
+        keys_per_client * path_bytes(params.num_keys),
         statistics.median(asks),
         statistics.median(opens),
         statistics.median(answers),

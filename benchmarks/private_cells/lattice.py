@@ -21,7 +21,7 @@ class Cell:
 
     Args:
         num_keys: K.
-        gigabytes: of the table, tags included.
+        gigabytes: of the table, paths included.
         memcpy: of the table.
         one: the answer to one key.
         together: the answers to 32 keys in one pass.
@@ -50,7 +50,7 @@ class Cell:
 def measure_answers(table: Table) -> Cell:
     """Checks a few bytes against NumPy, then times products with random queries."""
     database = table.database
-    shape = LweShape(database.num_keys, database.record_bytes, 1)
+    shape = LweShape(database.num_keys, database.public.row_bytes, 1)
     columns, target = Columns(database, shape), np.zeros_like(database.rows)
     target.fill(0)  # touches every page
     asked = {count: _random_query(shape, count) for count in (1, KEYS_TOGETHER)}

@@ -20,8 +20,8 @@ class Cell:
 
     Args:
         num_keys: K.
-        gigabytes: of the table, tags included.
-        build_cpu: seconds to copy the slices and make their tags.
+        gigabytes: of the table, paths included.
+        build_cpu: seconds to copy the slices and make their tree and paths.
         memcpy: of the table.
         scans: of 1, 32 and 128 queries in one pass.
     """

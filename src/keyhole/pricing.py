@@ -1,7 +1,7 @@
 """Describes what ways are priced with: the public numbers of a round, and the speed of one core.
 
 `Speeds` holds the numbers of `planner.speeds.calibrate` on a 2-core machine (AMD EPYC, 16 November
-2026), which had other work too: medians over eight runs (`tagging`, `ask_seconds` and
+2026), which had other work too: medians over eight runs (`binding`, `ask_seconds` and
 `share_seconds`: four), rounded. Where it cannot measure one, the line says where it comes from. New
 memory costs page faults: replies are made almost three times as fast in a process that keeps what
 it freed, as the `keyhole` command does. Half of the runs kept it, so speeds lie in between.
@@ -98,8 +98,8 @@ class Speeds:
 
     Args:
         gather: copying slices of random keys.
-        tagging: of slices, copied into a table for private retrieval and hashed.
-        tag_seconds: for the tag of a slice, beside that.
+        binding: of slices, hashed and copied into a table for private retrieval.
+        path_seconds: for the path of a slice and its share of the tree, beside that.
         place_seconds: for finding all buckets of a key, when a table is made.
         aes: AES-128 in counter mode.
         scan: the XOR of the rows of a table that one query selects. It skips half of the rows, so
@@ -113,7 +113,7 @@ class Speeds:
         reply: of rows, copied into a reply and summed up for its check.
         ask_seconds: for a client's question to two servers, whatever its keys.
         share_seconds: for placing a key and sharing its query, at a client.
-        opening: of replies of two servers, that a client adds up and whose tags it checks.
+        opening: of replies of two servers, that a client adds up and compares with the top.
         lwe_answer: of the table, multiplied with one query.
         lwe_answer_many: the same for `pass_queries` queries in one pass.
         lwe_hint: of the table, multiplied with the public matrix.
@@ -128,8 +128,8 @@ class Speeds:
     """
 
     gather: float = 6.8e9
-    tagging: float = 0.37e9
-    tag_seconds: float = 1.3e-6
+    binding: float = 0.37e9
+    path_seconds: float = 1.3e-6
     place_seconds: float = 0.25e-6
     aes: float = 6.6e9
     scan: float = 23e9

@@ -16,8 +16,8 @@ from tests.delivery.pir.mutations import bit_flips, extensions, truncations
 
 NAME, DIGEST = bytes(range(16)), sha256(b"slices").digest()
 KINDS = {
-    "private retrieval": PirParams("one-server", NAME, 1000, 24, 12, DIGEST),
-    "an enclave's table": EnclaveParams(NAME, 1000, 24, 12, DIGEST),
+    "private retrieval": PirParams("one-server", NAME, DIGEST, DIGEST, 1000, 24, 12),
+    "an enclave's table": EnclaveParams(NAME, DIGEST, DIGEST, 1000, 24, 12),
     "a sum at two servers": SumParams(
         NAME, (PartParams(1000, 5, 10, True),), 9, 3, norm=1.0, noise=0.5, room=1
     ),

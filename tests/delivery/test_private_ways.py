@@ -20,7 +20,7 @@ from keyhole.planner.prices import check_model_worth, price_of
 from keyhole.pricing import Workload
 from keyhole.server.optimizers import SGD
 from keyhole.server.state import ServerState
-from tests.helpers import LAYOUTS, asked, assert_trees_equal, client_keys, model_of
+from tests.helpers import LAYOUTS, asked, assert_trees_equal, client_keys, model_of, zeros
 
 ROW = kh.KeySpace("row", 300)
 MODEL = {"w": np.arange(900, dtype=np.float32).reshape(300, 3), "b": np.ones(2, np.float32)}
@@ -183,7 +183,10 @@ def test_a_private_way_dearer_than_broadcast_is_refused():
     check_model_worth(
         delivery_named("pir"), LAYOUTS["rows"], {"row": 7}
     )  # every key: sent to everyone
-    check_model_worth(delivery_named("relay"), LAYOUT, {"row": MAX})
+    wide = kh.Layout.of(zeros(w=(300, 100)), kh.Cut(kh.KeySpace("row", 300), {"w": 0}))
+    check_model_worth(delivery_named("relay"), wide, {"row": MAX})
+    with pytest.raises(CostlyError, match="more than the whole model"):  # the top is longer
+        check_model_worth(delivery_named("relay"), LAYOUT, {"row": MAX})
     with pytest.raises(CostlyError, match="more than the whole model"):
         check_model_worth(delivery_named("pir-one-server"), LAYOUT, {"row": MAX})
 

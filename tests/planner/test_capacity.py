@@ -44,7 +44,7 @@ def test_the_work_of_a_delivery_is_in_its_cores_and_requests_come_on_top():
     work = price_of("pir", NEED).seconds_by["first server"]
     assert needs_of("pir", speeds=FREE)["first server"].cores == pytest.approx(work / 600)
     speeds = ServiceSpeeds()
-    on_top = 10**6 * (2 * speeds.request_seconds + speeds.handshake_seconds)
+    on_top = 10**6 * (3 * speeds.request_seconds + speeds.handshake_seconds)
     on_top += 10**6 * price_of("pir", NEED).bytes_down / 2 / speeds.sending
     found = needs_of("pir")["first server"].cores
     assert found == pytest.approx((work + on_top) / 600, rel=1e-3)

@@ -6,9 +6,11 @@ import pytest
 import keyhole as kh
 from keyhole.crypto.hpke import PrivateKey
 from keyhole.crypto.prg import Prg
+from keyhole.delivery.base import PrivateTable
 from keyhole.delivery.clear import Broadcast, OnDemand, Pregenerated
 from keyhole.delivery.enclave import messages as sealed
 from keyhole.delivery.enclave.messages import NONCE_BYTES, Evidence
+from keyhole.delivery.paths import Top, path_bytes, top_bytes, top_of
 from keyhole.delivery.pir import one_server, two_server
 from keyhole.delivery.pir.database import Database, PirParams
 from keyhole.delivery.relay.client import BlindClient, TableShape, slice_handler
@@ -28,6 +30,10 @@ def records_of(num_keys, slice_bytes):
     return np.random.default_rng(0).integers(0, 256, (num_keys, slice_bytes), np.uint8)
 
 
+def table_of(num_keys, m, slice_bytes):
+    return PrivateTable.of(ROUND, bytes(32), records_of(num_keys, slice_bytes), m)
+
+
 def keys_of(num_keys, count):
     return np.random.default_rng(1).permutation(num_keys)[:count].astype(np.int64)
 
@@ -38,19 +44,22 @@ def sizes(messages):
 
 def pir_traffic(way, num_keys, m, slice_bytes):
     """Down and up of one client, from messages that servers answered and the client opened."""
-    database, hint = Database.of(bytes(16), records_of(num_keys, slice_bytes)), b""
+    table, hint = table_of(num_keys, m, slice_bytes), b""
+    database = Database.of(table)
     if way == "pir-one-server":
-        server = one_server.server_of(database, m)
+        server = one_server.server_of(database)
         servers, hint = [server], server.hint
         asker = one_server.OneServerClient(PirParams.decode(server.params), hint)
     else:
-        servers = two_server.servers_of(database, m)
-        asker = two_server.TwoServerClient(two_server.params_of(database, m))
-    question = asker.query(keys_of(num_keys, max(1, m // 2)))
+        servers = two_server.servers_of(database)
+        asker = two_server.TwoServerClient(two_server.params_of(database))
+    keys, sent_top = keys_of(num_keys, max(1, m // 2)), top_of(table.tree)
+    question = asker.query(keys)
     sent = question.messages()
     replies = [server.answer([one])[0] for server, one in zip(servers, sent, strict=True)]
-    question.decode(replies)
-    return len(hint) + sizes(replies), sizes(sent)
+    top = Top.of(num_keys, table.tree.root, sent_top)
+    assert question.decode(replies).checked(top, keys).is_found.all()
+    return len(hint) + len(sent_top) + sizes(replies), sizes(sent)
 
 
 @pytest.mark.parametrize(("num_keys", "m", "slice_bytes"), SHAPES)
@@ -62,31 +71,33 @@ def test_retrieval_is_priced_as_long_as_its_messages_are(way, num_keys, m, slice
 
 @pytest.mark.parametrize(("num_keys", "m", "slice_bytes"), SHAPES)
 def test_a_relay_is_priced_as_long_as_its_messages_are(num_keys, m, slice_bytes):
-    key = GatewayKey.fresh()
-    gateway = Gateway([key], slice_handler(ROUND, [records_of(num_keys, slice_bytes)]))
-    client = BlindClient(key.config, ROUND, [TableShape(0, num_keys, slice_bytes, m)])
-    question = client.query([keys_of(num_keys, m)])
+    key, table = GatewayKey.fresh(), table_of(num_keys, m, slice_bytes)
+    gateway = Gateway([key], slice_handler(ROUND, [table.rows()]))
+    client = BlindClient(key.config, ROUND, [TableShape(0, num_keys, table.row_bytes, m)])
+    keys, top = keys_of(num_keys, m), top_of(table.tree)
+    question = client.query([keys])
     sent = question.messages()
     replies = gateway.answer_many(sent)
-    question.decode(replies)
+    (found,) = question.decode(replies)
+    assert found.checked(Top.of(num_keys, table.tree.root, top), keys).is_found.all()
     priced = price_of("relay", Workload(num_keys, m, slice_bytes, cohort=1))
-    assert (priced.bytes_down, priced.bytes_up) == (sizes(replies), sizes(sent))
+    assert (priced.bytes_down, priced.bytes_up) == (sizes(replies) + len(top), sizes(sent))
 
 
 @pytest.mark.parametrize(("num_keys", "m", "slice_bytes"), SHAPES)
 def test_an_enclave_is_priced_as_long_as_its_messages_are(num_keys, m, slice_bytes):
     """With evidence as long as a genuine TDX quote and its collateral."""
-    records = records_of(num_keys, slice_bytes)
-    params = sealed.params_of(bytes(16), records, m)
+    table = table_of(num_keys, m, slice_bytes)
+    params = sealed.EnclaveParams.of(table.public)
     private, nonce = PrivateKey.fresh(), bytes(NONCE_BYTES)
     request, _ = sealed.seal_request(private.public, params, nonce, keys_of(num_keys, m))
     _, context = sealed.open_request(private, params, request)
-    reply = sealed.seal_reply(context, params, nonce, records[:m], Prg.fresh())
+    reply = sealed.seal_reply(context, params, nonce, table.rows()[:m], Prg.fresh())
     quote = vector_file("tdx_quote.bin").read_bytes()
     collateral = vector_file("tdx_collateral.json").read_bytes()
     evidence = Evidence("tdx", quote, collateral, private.public, params.digest).encode()
     priced = price_of("enclave", Workload(num_keys, m, slice_bytes, cohort=1))
-    assert priced.bytes_down == len(evidence) + len(reply)
+    assert priced.bytes_down == len(evidence) + len(reply) + len(top_of(table.tree))
     assert priced.bytes_up == len(nonce) + len(request)
 
 
@@ -110,8 +121,8 @@ def test_clear_ways_are_priced_as_they_deliver(name, way, count):
         assert cost.select_calls == price.slices_generated
 
 
-# Section B3 of the notes that this project began with, by prototypes without tags and frames. Ours
-# sends 16 bytes of tag with every row, stash queries, and whole columns of slices.
+# Section B3 of the notes that this project began with, by prototypes without paths and frames. Ours
+# sends a path with every row, the top, stash queries, and whole columns of slices.
 PROTOTYPE_MEGABYTES = [  # K, m, relay, two servers, one server
     (10_000, 100, 0.22, 0.54, 12.1),
     (10_000, 1_000, 2.2, 5.3, 51),
@@ -128,8 +139,11 @@ def test_bytes_are_those_of_the_prototypes(num_keys, m, relay, two, one):
     """The prototype of one server split slices to make columns of the best length; ours are whole
     slices, which costs up to a tenth. Names of rounds had 16 hex digits there and have 64 now."""
     need = Workload(num_keys, m, 2_000, 50)
-    relay += 48 * m / 1e6
+    path, top = path_bytes(num_keys), top_bytes(num_keys) / 1e6
+    relay += m * (path + 48) / 1e6 + top
+    two += 2 * 1.3 * m * path / 1e6 + top  # of all queries of both servers
     assert price_of("relay", need).bytes_total / 1e6 == pytest.approx(relay, rel=0.03)
     assert price_of("pir", need).bytes_total / 1e6 == pytest.approx(two, rel=0.03)
-    assert one / 1.01 <= price_of("pir-one-server", need).bytes_total / 1e6 <= 1.1 * one
-    assert price_of("pir", need).bytes_total <= 2.8 * need.asked_bytes
+    more = 1 + path / 2_000
+    assert one / 1.01 <= price_of("pir-one-server", need).bytes_total / 1e6 <= 1.1 * more * one
+    assert price_of("pir", need).bytes_total <= (2.75 * more) * need.asked_bytes + 1e6 * top

@@ -5,6 +5,8 @@ import json
 import numpy as np
 import pytest
 
+from keyhole.delivery.base import PrivateTable
+from keyhole.delivery.paths import path_bytes
 from keyhole.delivery.pir.database import Database
 from keyhole.delivery.pir.two_server import Batch, TwoServerPir, params_of
 from keyhole.planner.prices import price_all, price_of
@@ -44,7 +46,7 @@ def test_two_servers_and_their_clients_work_as_long_as_measured(cell):
 
 
 @pytest.mark.parametrize("cell", TABLES, ids=size_of)
-def test_a_table_with_tags_takes_as_long_to_build_as_measured(cell):
+def test_a_table_with_paths_takes_as_long_to_build_as_measured(cell):
     need = Workload(cell["num_keys"], 1, SLICE_BYTES, 1)
     planned = price_of("pir", need).building_by["second server"]
     assert within_twice(planned, cell["build_cpu"], cell["num_keys"])
@@ -69,15 +71,17 @@ def test_building_does_not_grow_with_the_cohort_and_answering_has_nothing_else_i
     assert builds == {price.name for price in few} - {"broadcast", "on-demand"}
 
 
-@pytest.mark.parametrize(("num_keys", "m"), [(2_000, 100), (2_000, 12)])
+@pytest.mark.parametrize(("num_keys", "m"), [(2_000, 100), (2_000, 12), (9_000, 12)])
 def test_a_server_holds_what_planner_and_service_say(num_keys, m):
     """Rows, and the keys of all buckets where there are any."""
-    database = Database.of(bytes(16), np.zeros((num_keys, 21), np.uint8))
-    placement = Batch.of(params_of(database, m)).placement
+    records = np.zeros((num_keys, 21), np.uint8)
+    database = Database.of(PrivateTable.of("7", bytes(32), records, m))
+    placement = Batch.of(params_of(database)).placement
     held = database.rows.nbytes + (placement.members().nbytes if placement else 0)
     assert (placement is None) == (m == 12)
     assert price_of("pir", Workload(num_keys, m, 21, 1)).server_memory == held
-    assert TwoServerPir().held_bytes(num_keys, 21, m) == held
+    row_bytes = 21 + path_bytes(num_keys)
+    assert TwoServerPir().held_bytes(num_keys, row_bytes, m) == held
 
 
 def test_both_servers_work_alike_and_a_larger_cohort_works_more():

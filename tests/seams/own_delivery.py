@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -32,26 +32,26 @@ class WholeTable:
         return exchange.deliver_by_queries(self, self.keys_per_client, state, keys)
 
     def open(self, table):
-        facts = [table.name.hex(), *table.records.shape, table.max_keys]
-        return (WholeServer(json.dumps(facts).encode(), table.records ^ np.uint8(self.mask)),)
+        facts = [each.hex() if isinstance(each, bytes) else each for each in astuple(table.public)]
+        return (WholeServer(json.dumps(facts).encode(), table.rows() ^ np.uint8(self.mask)),)
 
     def client(self, params, hint=b""):
-        return WholeClient(self.read_params(params).record_bytes, self.mask, [])
+        return WholeClient(self.read_params(params).row_bytes, self.mask, [])
 
     def read_params(self, params):
-        name, *numbers = json.loads(params)
-        return base.PublicTable(bytes.fromhex(name), *numbers)
+        facts = json.loads(params)
+        return base.PublicTable(*map(bytes.fromhex, facts[:3]), *facts[3:])
 
     def lengths(self, params):
-        return base.Lengths(1, int(np.prod(json.loads(params)[1:3])))
+        return base.Lengths(1, int(np.prod(json.loads(params)[3:5])))
 
-    def held_bytes(self, num_keys, record_bytes, max_keys):
-        return num_keys * record_bytes
+    def held_bytes(self, num_keys, row_bytes, max_keys):
+        return num_keys * row_bytes
 
 
 class WholeServer(NamedTuple):
     params: bytes
-    records: np.ndarray
+    rows: np.ndarray
     hint: bytes = b""
 
     def check(self, query):
@@ -59,11 +59,11 @@ class WholeServer(NamedTuple):
             raise MalformedError(f"no query: got {len(query)} bytes; expected ?; ask anew")
 
     def answer(self, queries):
-        return [self.records.tobytes() for query in queries if not self.check(query)]
+        return [self.rows.tobytes() for query in queries if not self.check(query)]
 
 
 class WholeClient(NamedTuple):
-    record_bytes: int
+    row_bytes: int
     mask: int
     keys: list[int]
 
@@ -74,7 +74,7 @@ class WholeClient(NamedTuple):
         return (b"?",)
 
     def decode(self, replies):
-        rows = np.frombuffer(replies[0], np.uint8).reshape(-1, self.record_bytes)
+        rows = np.frombuffer(replies[0], np.uint8).reshape(-1, self.row_bytes)
         return base.Retrieved.whole(rows[self.keys] ^ np.uint8(self.mask))
 
 

@@ -286,6 +286,7 @@ def _take_part(
         on_round=show,
         on_miss=lambda error: notices.tell(f"missed a round: {error}", kind=_kind_of(error)),
         on_wait=wait,
+        on_wrong=lambda words: notices.tell(f"{words}: a slice server lies or is damaged"),
     )
     click.echo(f"took part in {taken} rounds")
 
@@ -356,8 +357,8 @@ def _fetch(made: Device, options: Mapping[str, Any]) -> None:
 
 
 def _line_of(taken: Taken) -> str:
-    missing = f", {taken.missing} keys found no place in a query" if taken.missing else ""
+    """What is shown of a round at once: nothing of rows that were missing or wrong."""
     return (
-        f"round {taken.number}: {taken.keys} keys, {taken.bytes_down} bytes received, "
-        f"{taken.bytes_up} sent, {taken.reused} slices unchanged{missing}"
+        f"round {taken.number}: {taken.keys + taken.missing} keys, {taken.bytes_down} bytes "
+        f"received, {taken.bytes_up} sent, {taken.reused} slices unchanged"
     )

@@ -225,19 +225,22 @@ def root_of(shape: TreeShape, keys: KeyArray, leaves: HashArray, proof: HashArra
     return bytes(nodes[0])
 
 
-def paths(tree: Tree, height: int) -> HashArray:
-    """Returns the siblings of every leaf and of what lies above it, up to a level.
+def paths(tree: Tree, height: int, keys: KeyArray | None = None) -> HashArray:
+    """Returns the siblings of leaves and of what lies above them, up to a level.
+
+    Args:
+        keys: (m,) in any order; every leaf if None.
 
     Returns:
-        (num_leaves, height * 32); zeros where a node has no sibling.
+        (m, height * 32); zeros where a node has no sibling.
     """
-    leaves = tree.shape.num_leaves
-    out = np.zeros((leaves, height, HASH_BYTES), np.uint8)
+    places = np.arange(tree.shape.num_leaves) if keys is None else keys
+    out = np.zeros((len(places), height, HASH_BYTES), np.uint8)
     for level in range(height):
-        siblings = (np.arange(leaves) >> level) ^ 1
+        siblings = (places >> level) ^ 1
         there = siblings < tree.shape.sizes[level]
         out[there, level] = tree.level(level)[siblings[there]]
-    return out.reshape(leaves, height * HASH_BYTES)
+    return out.reshape(len(places), height * HASH_BYTES)
 
 
 def climb(shape: TreeShape, keys: KeyArray, leaves: HashArray, path: HashArray) -> HashArray:

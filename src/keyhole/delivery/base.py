@@ -4,7 +4,8 @@ A delivery by private queries is a pure protocol, bytes in and bytes out: `open`
 of a table, `client` makes what asks them. `exchange.py` drives both in process; the service and
 devices move the same bytes over HTTP for any delivery, and know none by name.
 
-`docs/trust.md` says at length what each party learns, with what is not covered.
+Rows that arrive are compared with the root of their table in one place, whatever brought them:
+`Retrieved.checked`. `docs/trust.md` says at length what each party learns, and what is not covered.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from numpy.typing import NDArray
 
 from keyhole.about import About, Leak
 from keyhole.arrays import KeyArray, Tree
+from keyhole.crypto.merkle import Tree as HashTree
+from keyhole.delivery.paths import Top, fill_rows, path_bytes, tree_of
 from keyhole.errors import InputError
 from keyhole.parts import PartKind
 from keyhole.pricing import Speeds, Workload
@@ -203,19 +206,33 @@ class Retrieved:
     """What a client found.
 
     Args:
-        records: (m, record_bytes) uint8 in the order of the keys, checked against their tags where
-            they have some; zeros where `is_found` is false.
-        is_found: (m,) bool. A key that found no place in a query is not retrieved; nobody but the
-            client knows, and it must train without the key.
+        records: (m, n) uint8 in the order of the keys; zeros where `is_found` is false. What a
+            query decodes to are rows as they came, records with their paths; `checked` compares
+            them with the top, and leaves the records.
+        is_found: (m,) bool. A key that found no place in a query is not retrieved, nor is one whose
+            row is wrong. Nobody but the client knows, and it trains without the key: were it to
+            fail, ask again or fall silent, a server that damages one row would learn from that
+            whether the row was asked for.
+        wrong: how many rows were wrong, for the client alone.
     """
 
     records: NDArray[np.uint8]
     is_found: NDArray[np.bool_]
+    wrong: int = 0
 
     @staticmethod
     def whole(records: NDArray[np.uint8]) -> Retrieved:
         """Returns records of all keys."""
         return Retrieved(records, np.ones(len(records), bool))
+
+    def checked(self, top: Top, keys: KeyArray) -> Retrieved:
+        """Returns the records of rows that are those of their keys, (m,), under the top; a row that
+        is not is treated as that of a key that found no place."""
+        is_right = self.is_found & top.are_right(keys, self.records)
+        cut = self.records.shape[1] - path_bytes(top.shape.num_leaves)
+        records = np.where(is_right[:, None], self.records[:, :cut], np.uint8(0))
+        wrong = self.wrong + int((self.is_found & ~is_right).sum())
+        return Retrieved(records, is_right, wrong)
 
     def __repr__(self) -> str:
         """Keys are private: printing shows how many there are."""
@@ -234,12 +251,14 @@ class Query(Protocol[FoundT_co]):
         ...
 
     def decode(self, replies: Sequence[bytes]) -> FoundT_co:
-        """Returns the slices, from one reply to each message.
+        """Returns the rows, from one reply to each message.
+
+        What is raised must depend on what a server knows when it sends a reply, and on nothing that
+        a query hides: on the reply's length, its head and its check. What the rows hold is
+        compared later, and then nothing is raised: see `Retrieved`.
 
         Raises:
             MalformedError, StaleError: a reply is not one to this query.
-            IntegrityError: a slice, wanted or of padding, is not that of its round and key. Nothing
-                is returned; who asks again does so for all keys: what failed must not show.
             ReplayError: replies have been opened before.
         """
         ...
@@ -295,23 +314,54 @@ class SelectServer(Protocol):
 
 @dataclass(frozen=True)
 class PrivateTable:
-    """One table of a round, to be retrieved from.
+    """One table of a round, to be retrieved from. A row is a record and its path.
 
     Args:
-        id: of the round and its table. No other round and table of one run has it; those of
-            another run do.
+        id: of the round and its table. No other round and table of one run has it.
+        model: 32 bytes, the digest of the round's manifest.
         records: (K, record_bytes) uint8, all of them.
+        tree: over the records.
         max_keys: m, to which every query is padded; public.
     """
 
     id: str
+    model: bytes
     records: NDArray[np.uint8]
+    tree: HashTree
     max_keys: int
+
+    @staticmethod
+    def of(id: str, model: bytes, records: NDArray[np.uint8], max_keys: int) -> PrivateTable:
+        """Returns a table with the tree of its records."""
+        return PrivateTable(id, model, records, tree_of(records), max_keys)
 
     @property
     def name(self) -> bytes:
-        """The 16 bytes that stand for it in params, tags and messages."""
+        """The 16 bytes that stand for it in params and messages."""
         return name_of_round(self.id)
+
+    @property
+    def num_keys(self) -> int:
+        """K."""
+        return len(self.records)
+
+    @property
+    def row_bytes(self) -> int:
+        """Of a record and its path."""
+        return int(self.records.shape[1]) + path_bytes(self.num_keys)
+
+    def rows(self) -> NDArray[np.uint8]:
+        """Makes all rows, (K, row_bytes)."""
+        out = np.empty((self.num_keys, self.row_bytes), np.uint8)
+        fill_rows(self.tree, self.records, out)
+        return out
+
+    @property
+    def public(self) -> PublicTable:
+        """What everybody may know."""
+        most = min(self.max_keys, self.num_keys)
+        numbers = self.num_keys, self.row_bytes, most
+        return PublicTable(self.name, self.model, self.tree.root, *numbers)
 
 
 @dataclass(frozen=True)
@@ -320,12 +370,17 @@ class PublicTable:
 
     Args:
         name: 16 bytes, those of `PrivateTable.name`.
+        model: 32 bytes, the digest of the round's manifest.
+        root: 32 bytes, of the tree over all records.
+        row_bytes: of a record and its path.
         max_keys: m, to which every query is padded.
     """
 
     name: bytes
+    model: bytes
+    root: bytes
     num_keys: int
-    record_bytes: int
+    row_bytes: int
     max_keys: int
 
 
@@ -367,13 +422,13 @@ class QueryDelivery(Delivery, Protocol):
         """Returns the lengths of messages; the params have been compared with the round."""
         ...
 
-    def held_bytes(self, num_keys: int, record_bytes: int, max_keys: int) -> int:
+    def held_bytes(self, num_keys: int, row_bytes: int, max_keys: int) -> int:
         """Returns what a server keeps in memory for a table: its rows, and what it made of them."""
         ...
 
 
 def name_of_round(round_id: str) -> bytes:
-    """The 16 bytes that stand for a round, its tables and its slices in messages."""
+    """The 16 bytes that stand for a round and its tables in messages."""
     return blake2b(round_id.encode("utf-8"), digest_size=16, person=b"keyhole-round").digest()
 
 

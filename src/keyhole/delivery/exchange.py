@@ -1,11 +1,11 @@
 """Drives private retrieval: a client asks without saying for what, in process and on a device.
 
 `retrieve` is the only driver. It knows clients, which turn keys into messages and replies into
-slices, and links, which carry messages to the parties: function calls in process, POSTs on a
-device. No reply is opened before everything has been asked: a client that finds something wrong in
-one table stops, and must not show in which. No message is sent twice: after a failure all keys are
+rows, and links, which carry messages to the parties: function calls in process, POSTs on a
+device. No reply is opened before everything has been asked: a client that cannot read one of them
+stops, and must not show of which table. No message is sent twice: after a failure all keys are
 asked for anew, with fresh secrets. What is asked again shows which reply could not be read, and
-never what was in it.
+never what was in it: that a row is wrong makes nobody ask again, nor fail (`Retrieved.checked`).
 
 `deliver_privately` runs it for a cohort. Every slice of every cut part is made before the round;
 what everyone receives is sent to everyone, and so is a part of which clients take every key; of the
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import TYPE_CHECKING, Generic, Protocol, TypeAlias, TypeVar
 
 import numpy as np
@@ -34,10 +35,12 @@ from keyhole.delivery.base import (
     SelectClient,
     SelectServer,
 )
+from keyhole.delivery.paths import Top, top_of
 from keyhole.delivery.records import (
     PLAIN,
     Coding,
     Demand,
+    RecordArray,
     assemble,
     count_asked,
     count_distinct,
@@ -46,7 +49,7 @@ from keyhole.delivery.records import (
     records_of,
 )
 from keyhole.errors import KeyholeError, MalformedError, ServiceError
-from keyhole.primitives.layout import max_keys_of
+from keyhole.primitives.layout import KeysBySpace, Layout, max_keys_of
 
 if TYPE_CHECKING:
     from keyhole.crypto.prg import Prg
@@ -77,14 +80,6 @@ class Unanswered:
     reason: str
     after: float | None = None
     error: KeyholeError | None = None
-
-
-class AskAgainError(Exception):
-    """Replies that all keys are to be asked for again after. Raised by `Query.decode`."""
-
-    def __init__(self, reason: str, error: KeyholeError | None = None) -> None:
-        super().__init__(reason)
-        self.failure = Unanswered(reason, error=error)
 
 
 class Links(Protocol):
@@ -151,8 +146,6 @@ def _decode_all(
             found[place] = query.decode(replies[place])
         except MalformedError as error:
             unread[place] = Unanswered("a reply that cannot be read", error=error)
-        except AskAgainError as error:
-            unread[place] = error.failure
         except KeyholeError as error:
             errors.append(error)
     if errors:
@@ -230,23 +223,25 @@ def deliver_privately(
     """
     layout, tally = state.layout, ByteTally()
     tables, limit = records_of(layout, coding), max_keys_of(layout, keys_per_client)
+    model = sha256(str(state.steps).encode("ascii")).digest()  # there is no manifest in a process
     found: dict[int, list[Retrieved]] = {client: [] for client in demand}
     for client in demand:
         tally.add(client)
     for place, (part, records) in enumerate(zip(layout.parts, tables, strict=True)):
         every = np.arange(part.space.num_keys)
         rows = records.encode_rows(state.rows(place, every), every)
-        table = PrivateTable(f"{state.steps}-{place:016x}", rows, limit[place])
         wanted = {c: part.keys_of(z).array for c, z in demand.items()}
         # A part of which clients take every key, or none, has nothing to hide.
-        is_private = 0 < limit[place] < part.space.num_keys
-        way = retrieve_from if is_private else _send_all
-        for client, got in way(table, wanted, tally).items():
-            found[client].append(got)
+        if 0 < limit[place] < part.space.num_keys:
+            table = PrivateTable.of(f"{state.steps}-{place:064x}", model, rows, limit[place])
+            got = _retrieve_checked(retrieve_from, table, wanted, tally)
+        else:
+            got = _send_all(rows, limit[place], wanted, tally)
+        for client, one in got.items():
+            found[client].append(one)
     submodels, kept = {}, {}
     for client, parts in found.items():
-        masks = [got.is_found for got in parts]
-        left, z = keep_found(layout, [got.records for got in parts], masks, demand[client])
+        left, z = keep_retrieved(layout, parts, demand[client])
         submodels[client] = assemble(layout, tables, left, z)
         kept[client] = z
     cost = Cost(
@@ -258,6 +253,15 @@ def deliver_privately(
         leaks=leaks,
     )
     return Delivered(submodels, kept, cost)
+
+
+def keep_retrieved(
+    layout: Layout, parts: Sequence[Retrieved], keys: KeysBySpace
+) -> tuple[list[RecordArray], KeysBySpace]:
+    """Returns the records of each part and the keys that are left without those of which a row is
+    missing; see `keep_found`."""
+    records, is_found = [got.records for got in parts], [got.is_found for got in parts]
+    return keep_found(layout, records, is_found, keys)
 
 
 def deliver_by_queries(
@@ -294,14 +298,29 @@ def _groups(clients: Sequence[int], lengths: Lengths) -> Iterator[Sequence[int]]
     return (clients[start : start + size] for start in range(0, len(clients), size))
 
 
+def _retrieve_checked(
+    retrieve_from: Retrieve,
+    table: PrivateTable,
+    wanted: Mapping[int, KeyArray],
+    tally: ByteTally,
+) -> dict[int, Retrieved]:
+    """Every client fetches the top, asks, and compares what it gets with the root."""
+    sent = top_of(table.tree)
+    for client in wanted:
+        tally.add(client, down=len(sent))
+    top = Top.of(table.num_keys, table.tree.root, sent)
+    found = retrieve_from(table, wanted, tally)
+    return {client: got.checked(top, wanted[client]) for client, got in found.items()}
+
+
 def _send_all(
-    table: PrivateTable, wanted: Mapping[int, KeyArray], tally: ByteTally
+    records: RecordArray, max_keys: int, wanted: Mapping[int, KeyArray], tally: ByteTally
 ) -> dict[int, Retrieved]:
     """Every client receives the table and takes from it what it wants: nobody learns a key."""
     found = {}
     for client, keys in wanted.items():
-        tally.add(client, down=table.records.nbytes if table.max_keys else 0)
-        found[client] = Retrieved.whole(table.records[keys])
+        tally.add(client, down=records.nbytes if max_keys else 0)
+        found[client] = Retrieved.whole(records[keys])
     return found
 
 

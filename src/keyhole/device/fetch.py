@@ -298,6 +298,7 @@ class Submodel:
     model: Tree
     keys: Mapping[str, Keys]
     traffic: FetchTraffic
+    wrong: int = 0  # rows that were not those of the round: a private fetch does without them
 
     def __repr__(self) -> str:
         return f"Submodel({_counts(self.keys)}, {self.traffic.bytes_down} bytes received)"

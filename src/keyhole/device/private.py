@@ -3,7 +3,14 @@
 Any `QueryDelivery` will do: it makes and reads messages, and this module carries them to all of its
 servers. Each table that is cut takes one query, padded to a public maximum, whatever the device
 wants of it: nothing, a few keys, or one key many times. What every device receives is fetched
-plainly. A table of which every device may take every slice is downloaded whole.
+plainly. A table of which every device may take every slice is downloaded whole. The top of each
+table is fetched before anything is asked for, and compared with the root of the round.
+
+A row that does not lead to the root is left out, as if its key had found no place: the device
+trains on the others, and what it sends afterwards has the number, length and order that it always
+has. What makes a device fail or ask again is what servers know without it: that a reply has another
+length, a wrong check, or is about other params. How many rows were wrong stays on the device
+(`Submodel.wrong`).
 
 Hidden is what is fetched. The update that a device sends afterwards carries its keys in the clear,
 unless it is aggregated in a private way too.
@@ -24,8 +31,8 @@ import numpy as np
 
 from keyhole.arrays import KeyArray
 from keyhole.delivery.base import PublicTable, QueryDelivery, Retrieved, SelectClient
-from keyhole.delivery.exchange import Retrieval, Unanswered, retrieve
-from keyhole.delivery.records import keep_found
+from keyhole.delivery.exchange import Retrieval, Unanswered, keep_retrieved, retrieve
+from keyhole.delivery.paths import Top, path_bytes, top_bytes
 from keyhole.device.admission import redeem, signed_tokens
 from keyhole.device.device import Assignment, Device, DeviceKeys
 from keyhole.device.fetch import FetchTraffic, KnownRound, Submodel, not_padded
@@ -37,17 +44,26 @@ from keyhole.errors import (
     ServiceError,
     StaleError,
 )
+from keyhole.primitives.layout import KeysBySpace
 from keyhole.wire.admission import queries_at
 from keyhole.wire.assignment import NO_ROUND, Wait
 from keyhole.wire.http import OCTETS, Received
-from keyhole.wire.private import SERVER_HEADER, name_table, query_path
+from keyhole.wire.manifest import digest_of
+from keyhole.wire.private import SERVER_HEADER, name_table, query_path, root_of_table, top_path
 from keyhole.wire.sockets import refuse_longer
 
 _MAX_PARAMS = 1024  # bytes
 
 _Given = TypeVar("_Given")
 _Result = TypeVar("_Result")
-_Client = SelectClient[KeyArray, Retrieved]
+
+
+@dataclass(frozen=True, repr=False)
+class _Table:
+    """What asks for the rows of a table, and what they are compared with."""
+
+    client: SelectClient[KeyArray, Retrieved]
+    top: Top
 
 
 @dataclass(frozen=True)
@@ -199,7 +215,7 @@ class QueryFetch:
     others: tuple[Device, ...] = ()
     max_keys: Mapping[str, int] = field(default_factory=dict)
     anonymous: bool = False
-    _clients: dict[bytes, _Client] = field(default_factory=dict, init=False, repr=False)
+    _tables: dict[bytes, _Table] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         needed = self.delivery.about.servers
@@ -213,15 +229,16 @@ class QueryFetch:
     def __call__(self, device: Device, round: Assignment | str, keys: DeviceKeys) -> Submodel:
         """Returns the sub-model of keys; see `Device.fetch`.
 
-        A key that found no place in a query, which is rare, is missing in `Submodel.keys`; nobody
-        but the device knows.
+        A key that found no place in a query, which is rare, is missing in `Submodel.keys`, and so
+        is one whose row was wrong; nobody but the device knows.
 
         Raises:
             InputError: neither the round nor `max_keys` says how many keys a query has, and there
                 is one server.
             KeySpaceError: keys do not fit the round, or are more than a query holds.
-            StaleError: the servers do not hold the same slices.
-            IntegrityError: a server lies or is damaged. All tables have been asked by then.
+            StaleError: the servers do not hold the slices of this round.
+            DamageError: the top of a table is not that of the round, time and again. Nothing was
+                asked for.
             ServiceError: no usable answer; servers that pad queries to another number of keys; or
                 messages of more than `max_answer` bytes. Then nothing was asked for, and nothing
                 made. A query takes some ten times the memory of its messages while it is made.
@@ -236,15 +253,11 @@ class QueryFetch:
                 *(ServerLink(one, _joined(one, known.id)) for one in self.others),
             ]
         )
-        used, self._clients = self._clients, {}  # those of another round go
         chosen, traffic = known.keys_by_space(keys), FetchTraffic()
         wanted = [part.keys_of(chosen).array for part in known.layout.parts]
         with ThreadPoolExecutor(len(each)) as pool:
-            found = self._retrieve(ServerLinks(each, pool, traffic), known, wanted, used)
-        records = [found[place].records for place in range(len(wanted))]
-        is_found = [found[place].is_found for place in range(len(wanted))]
-        records, left = keep_found(known.layout, records, is_found, chosen)
-        return Submodel(known.assemble(records, left), left, traffic)
+            found = self._fetch(ServerLinks(each, pool, traffic), known, wanted)
+        return submodel_of(known, [found[place] for place in range(len(wanted))], chosen, traffic)
 
     def _guests(self, device: Device, round: Assignment | str) -> list[ServerLink]:
         """All servers, each of which knows this device by a token without a name."""
@@ -259,12 +272,8 @@ class QueryFetch:
         pairs = zip(lines, tokens, strict=True)
         return [ServerLink(line, redeem(line, round, token)) for line, token in pairs]
 
-    def _retrieve(
-        self,
-        links: ServerLinks,
-        known: KnownRound,
-        wanted: Sequence[KeyArray],
-        used: Mapping[bytes, _Client],
+    def _fetch(
+        self, links: ServerLinks, known: KnownRound, wanted: Sequence[KeyArray]
     ) -> dict[int, Retrieved]:
         """The records of each table; no query is sent before the keys of all are checked."""
         device, round = links.each[0].device, links.each[0].round
@@ -286,19 +295,43 @@ class QueryFetch:
         for place in whole:
             records = device.fetch_table(round, place, links.traffic)
             found[place] = Retrieved.whole(records[wanted[place]])
-        wants, targets = [], []
-        for place, params in hidden.items():
-            path = query_path(known.id, place, self.delivery)
-            client = used.get(params) or self._client(links, path, params)
-            self._clients[params] = client
-            wants.append(Retrieval(client, wanted[place]))
-            targets.append((path, self.delivery.lengths(params).reply))
-        found |= zip(hidden, retrieve(wants, TableLinks(links, targets)), strict=True)
+        found |= self._retrieve(links, known, wanted, hidden)
         for place, table in enumerate(tables):
             if not table.factors:
                 (got,) = device.fetch_records(round, [(place, wanted[place])], links.traffic)
                 found[place] = Retrieved.whole(got.records)
         return found
+
+    def _retrieve(
+        self,
+        links: ServerLinks,
+        known: KnownRound,
+        wanted: Sequence[KeyArray],
+        hidden: Mapping[int, bytes],
+    ) -> dict[int, Retrieved]:
+        """The records of tables that are asked for in private, by place; `hidden` has their
+        params."""
+        used, self._tables = self._tables, {}  # those of another round go
+        wants, targets = [], []
+        for place, params in hidden.items():
+            path = query_path(known.id, place, self.delivery)
+            table = used.get(params) or self._table(links, known, place, params)
+            self._tables[params] = table
+            wants.append(Retrieval(table.client, wanted[place]))
+            targets.append((path, self.delivery.lengths(params).reply))
+        got = zip(hidden.items(), retrieve(wants, TableLinks(links, targets)), strict=True)
+        return {
+            place: rows.checked(self._tables[params].top, wanted[place])
+            for (place, params), rows in got
+        }
+
+    def _table(self, links: ServerLinks, known: KnownRound, place: int, params: bytes) -> _Table:
+        """What is fetched once a round, before anything is asked for."""
+        public, first = self.delivery.read_params(params), links.each[0]
+        where = first.device, first.round, place
+        top = fetch_top(*where, (public.num_keys, public.root), links.traffic)
+        path = query_path(known.id, place, self.delivery)
+        return _Table(self._client(links, path, params), top)
 
     def _agreed(
         self, links: ServerLinks, known: KnownRound, place: int
@@ -310,12 +343,13 @@ class QueryFetch:
             raise not_padded(info.name, "keys queries of")
         params = links.params(query_path(known.id, place, self.delivery), self.delivery)
         public = self.delivery.read_params(params)
-        told = public.name, public.num_keys, public.record_bytes
-        if told != (name_table(known.id, place), info.num_keys, info.record_bytes):
+        row_bytes = info.record_bytes + path_bytes(info.num_keys)
+        about = name_table(known.id, place), digest_of(known.id), root_of_table(info) or public.root
+        if public != PublicTable(*about, info.num_keys, row_bytes, public.max_keys):
             raise StaleError(
                 "the params of private retrieval are not those of the round: got "
-                f"{public.num_keys} slices of {public.record_bytes} bytes, or another round; "
-                f"expected {info.num_keys} slices of {info.record_bytes} bytes of round "
+                f"{public.num_keys} rows of {public.row_bytes} bytes, or another round; "
+                f"expected {info.num_keys} rows of {row_bytes} bytes of round "
                 f"{known.id}; check the URLs of the servers"
             )
         if limit is not None and public.max_keys != limit:
@@ -334,12 +368,14 @@ class QueryFetch:
         refuse_longer("the whole of all private replies", sum(e.reply for e in lengths), limit)
         refuse_longer("the whole of all private hints", sum(e.hint for e in lengths), limit)
 
-    def _client(self, links: ServerLinks, path: str, params: bytes) -> _Client:
+    def _client(
+        self, links: ServerLinks, path: str, params: bytes
+    ) -> SelectClient[KeyArray, Retrieved]:
         """A client with its hint, which is fetched until it is the one that the params cover."""
         length = self.delivery.lengths(params).hint
         if not length:
             return self.delivery.client(params)
-        made: list[_Client] = []
+        made: list[SelectClient[KeyArray, Retrieved]] = []
 
         def check(body: memoryview) -> None:
             try:
@@ -353,6 +389,45 @@ class QueryFetch:
         links.traffic.requests += 1
         links.traffic.bytes_down += len(hint)
         return made[-1]
+
+
+def fetch_top(
+    device: Device,
+    round: Assignment | str,
+    place: int,
+    bound: tuple[int, bytes],
+    traffic: FetchTraffic,
+) -> Top:
+    """Returns the top of a table, fetched until it is that of its number of keys and root.
+
+    Raises:
+        DamageError: it is another one, time and again.
+    """
+    made: list[Top] = []
+
+    def check(body: memoryview) -> None:
+        try:
+            made.append(Top.of(*bound, bytes(body)))
+        except StaleError as error:
+            raise DamageError(
+                f"the top of a table was damaged: got {error.got}; expected {error.allowed}; "
+                f"{error.fix}"
+            ) from error
+
+    path, token = top_path(device.known(round).id, place), device.token_for(round)
+    got = device.client.get(path, token=token, limit=top_bytes(bound[0]), check=check)
+    traffic.requests += 1
+    traffic.bytes_down += len(got.body)
+    return made[-1]
+
+
+def submodel_of(
+    known: KnownRound, parts: Sequence[Retrieved], chosen: KeysBySpace, traffic: FetchTraffic
+) -> Submodel:
+    """Returns the sub-model without keys of which a row is missing, in no place or wrong."""
+    records, left = keep_retrieved(known.layout, parts, chosen)
+    wrong = sum(part.wrong for part in parts)
+    return Submodel(known.assemble(records, left), left, traffic, wrong)
 
 
 def _joined(second: Device, round_id: str) -> Assignment | str:

@@ -9,6 +9,12 @@ A gateway that gave one device a key of its own could tell its requests from all
 section 7). So a device asks the gateway itself and the relay, and both must agree; or it is given a
 file by its operator. Two sources that work together can still deceive it.
 
+Each answer brings a slice and its path to the root of the round. One that is wrong, refuses or does
+not open is left out, as if its key had found no place: were the device to fail or ask again, the
+gateway, who knows which answer it spoiled, could see whose it was. What makes a device ask again
+is that a whole body did not come or is not one of answers. The key configuration is fetched for
+every round, whatever became of the last one.
+
 Hidden: who fetches what. Not hidden: the keys in the update that a device sends afterwards, unless
 it is aggregated in a private way too.
 """
@@ -22,12 +28,12 @@ from functools import partial
 import numpy as np
 
 from keyhole.arrays import KeyArray
-from keyhole.crypto.merkle import hash_leaves
 from keyhole.crypto.prg import SEED_BYTES, Prg
-from keyhole.delivery.exchange import AskAgainError, Retrieval, Unanswered, retrieve
+from keyhole.delivery.base import Retrieved
+from keyhole.delivery.exchange import Retrieval, Unanswered, retrieve
+from keyhole.delivery.paths import Top
 from keyhole.delivery.records import RecordArray
-from keyhole.delivery.relay.binary_http import BinaryResponse
-from keyhole.delivery.relay.client import CHECK_FIELD, BlindClient, BlindQuery, TableShape
+from keyhole.delivery.relay.client import BlindClient, BlindQuery, TableShape
 from keyhole.delivery.relay.gateway import (
     ERROR_BYTES,
     HEAD_BYTES,
@@ -39,18 +45,17 @@ from keyhole.delivery.relay.gateway import (
 from keyhole.delivery.relay.ohttp import KeyConfig, decode_configs
 from keyhole.device.device import Assignment, Device, DeviceKeys
 from keyhole.device.fetch import FetchTraffic, KnownRound, Submodel, not_padded
-from keyhole.errors import (
-    DamageError,
-    KeyholeError,
-    MalformedError,
-    NotFoundError,
-    ProtocolError,
-    RequestError,
-    ServiceError,
-    TooLateError,
+from keyhole.device.private import fetch_top, submodel_of
+from keyhole.errors import MalformedError, RequestError, ServiceError
+from keyhole.wire.http import HttpClient, Received
+from keyhole.wire.private import (
+    KEYS_PATH,
+    MAX_CONFIG,
+    RELAY_KEYS_PATH,
+    RELAY_PATH,
+    root_of_table,
+    row_bytes_of,
 )
-from keyhole.wire.http import HttpClient, Received, refusal_of
-from keyhole.wire.private import KEYS_PATH, MAX_CONFIG, RELAY_KEYS_PATH, RELAY_PATH
 from keyhole.wire.sockets import refuse_longer
 
 
@@ -85,7 +90,6 @@ def _no_key(got: str) -> ServiceError:
 
 _MAX_REQUESTS = 16_384  # in one body
 _SEALED_ERROR = ERROR_BYTES + 48  # bytes of a refusal under either cipher
-_PASSING = 500  # a status from which on asking again may help
 
 
 @dataclass
@@ -110,16 +114,14 @@ class RelayedFetch:
     max_keys: Mapping[str, int] = field(default_factory=dict)
     max_requests: int = 65_536
     max_bytes: int = 1 << 30
-    config: KeyConfig | None = field(default=None, init=False, repr=False)
 
     def __call__(self, device: Device, round: Assignment | str, keys: DeviceKeys) -> Submodel:
         """Returns the sub-model of keys; see `Device.fetch`.
 
         Raises:
             KeySpaceError: keys do not fit the round, or are more than all devices ask for.
-            TooLateError: the round has been removed.
-            DamageError: slices are not those that were published, time and again.
-            ServiceError: the relay or the gateway is away, refuses, or makes no sense, or the round
+            DamageError: the top of a table is not that of the round, time and again.
+            ServiceError: the relay or the gateway is away, or makes no sense, or the round
                 asks for more than `max_requests` or `max_bytes`. Nothing has been asked for
                 directly.
         """
@@ -128,14 +130,17 @@ class RelayedFetch:
         wanted = [part.keys_of(chosen).array for part in known.layout.parts]
         shapes = [shape for shape in map(partial(self._shape, known), range(len(wanted))) if shape]
         self._refuse_many(shapes)
-        hidden: list[RecordArray] = []
+        hidden: list[Retrieved] = []
         if shapes:
+            tops = [_fetch_top(device, round, shape, traffic) for shape in shapes]
             asking = _Asking(self, device, known.id, shapes, traffic)
-            (hidden,) = retrieve([Retrieval(asking, [wanted[s.table] for s in shapes])], asking)
-        found = {shape.table: records for shape, records in zip(shapes, hidden, strict=True)}
+            asked = [wanted[shape.table] for shape in shapes]
+            (got,) = retrieve([Retrieval(asking, asked)], asking)
+            triples = zip(got, tops, asked, strict=True)
+            hidden = [rows.checked(top, z) if top else rows for rows, top, z in triples]
+        found = {shape.table: part for shape, part in zip(shapes, hidden, strict=True)}
         found |= _plainly(device, round, set(range(len(wanted))) - found.keys(), wanted, traffic)
-        records = [found[place] for place in range(len(wanted))]
-        return Submodel(known.assemble(records, chosen), chosen, traffic)
+        return submodel_of(known, [found[place] for place in range(len(wanted))], chosen, traffic)
 
     def _shape(self, known: KnownRound, place: int) -> TableShape | None:
         """The public numbers of a table that is asked through the relay; None for another.
@@ -150,12 +155,12 @@ class RelayedFetch:
             raise not_padded(info.name, "requests those for")
         if limit == info.num_keys and info.segments:
             return None
-        return TableShape(place, info.num_keys, info.record_bytes, limit)
+        return TableShape(place, info.num_keys, row_bytes_of(info), limit)
 
     def _refuse_many(self, shapes: Sequence[TableShape]) -> None:
         """Refuses a round whose numbers, which can be anything, ask for more than a device does."""
         count = sum(shape.max_keys for shape in shapes)
-        total = sum(shape.max_keys * shape.record_bytes for shape in shapes)
+        total = sum(shape.max_keys * shape.row_bytes for shape in shapes)
         if count > self.max_requests or total > self.max_bytes:
             raise ServiceError(
                 f"the round asks for more requests than this device makes: got {count} requests "
@@ -177,20 +182,16 @@ class _Asking:
         shapes: Sequence[TableShape],
         traffic: FetchTraffic,
     ) -> None:
-        self._fetch, self._device, self._round = fetch, device, round_id
-        self._shapes, self._traffic = shapes, traffic
+        self._fetch, self._device, self._shapes, self._traffic = fetch, device, shapes, traffic
         self._seed = Prg.fresh().bytes(SEED_BYTES)
         self._attempts = fetch.relay.attempts(f"POST {RELAY_PATH}")
-        self._reply_bytes: list[int] = []  # of each table
-
-    def query(self, keys: Sequence[KeyArray], prg: Prg | None = None) -> _RelayedQuery:
-        fetch = self._fetch
-        if fetch.config is None:
-            fetch.config = agreed_config(fetch.relay, self._device.client, fetch.pinned)
-        blind = BlindClient(fetch.config, self._round, self._shapes)
-        lengths = [blind.reply_bytes(at) for at in range(len(self._shapes))]
+        config = agreed_config(fetch.relay, device.client, fetch.pinned)
+        self._blind = BlindClient(config, round_id, shapes)
+        lengths = [self._blind.reply_bytes(at) for at in range(len(shapes))]
         self._reply_bytes = [max(length, _SEALED_ERROR) for length in lengths]
-        return _RelayedQuery(blind.query(keys, prg or Prg(self._seed)), self._shapes)
+
+    def query(self, keys: Sequence[KeyArray], prg: Prg | None = None) -> BlindQuery:
+        return self._blind.query(keys, prg or Prg(self._seed))
 
     def exchange(
         self, sent: Mapping[int, tuple[bytes, ...]]
@@ -200,32 +201,23 @@ class _Asking:
 
     def failed(self, place: int, failure: Unanswered) -> None:
         """Implements `Links.failed`: waits, or raises."""
-        reason = failure.reason
-        if isinstance(failure.error, DamageError):
-            return self._attempts.failed("damage", error=failure.error)
-        if isinstance(failure.error, MalformedError):
-            self._fetch.config = None  # the gateway may have another key by now
-            reason = "requests that the gateway cannot open, or answers that do not open"
-        return self._attempts.failed(reason, failure.after)
+        self._attempts.failed(failure.reason, failure.after)
 
     def _exchange(self, messages: Sequence[bytes]) -> Sequence[bytes] | Unanswered:
         max_answer, each = self._device.max_answer, LENGTH_BYTES + max(self._reply_bytes)
         refuse_longer("a slice", HEAD_BYTES + each, max_answer)
         at_once = min(_MAX_REQUESTS, (max_answer - HEAD_BYTES) // each)
-        # What all answers may have together: not each of them can be as long as the longest.
-        pairs = zip(self._shapes, self._reply_bytes, strict=True)
-        room = sum(shape.max_keys * (LENGTH_BYTES + length) for shape, length in pairs)
         replies = list[bytes]()
         for start in range(0, len(messages), at_once):
             piece = messages[start : start + at_once]
-            got = self._post(encode_requests(piece), HEAD_BYTES + min(room, each * len(piece)))
+            # A single answer may be of any length, or a gateway could see whose it made longer.
+            got = self._post(encode_requests(piece), max_answer)
             if got.problem:
                 return Unanswered(got.problem, got.after)
             try:
                 replies += decode_answers(bytes(got.body), len(piece))
             except MalformedError as error:
                 return Unanswered("answers that cannot be read", error=error)
-            room -= len(got.body) - HEAD_BYTES
         return replies
 
     def _post(self, body: bytes, limit: int) -> Received:
@@ -251,31 +243,14 @@ class _Asking:
         return got
 
 
-@dataclass(frozen=True)
-class _RelayedQuery:
-    """One query through the relay, whose slices are compared with what vouches for them."""
-
-    blind: BlindQuery
-    shapes: Sequence[TableShape]
-
-    def messages(self) -> tuple[bytes, ...]:
-        return self.blind.messages()
-
-    def decode(self, replies: Sequence[bytes]) -> list[RecordArray]:
-        """The records of each table, once all replies are good and right, padding too."""
-        responses = self.blind.responses(replies)
-        for response in responses:
-            if response.status != 200:
-                raise _refusal(response)
-        records = self.blind.records(responses)
-        start = 0
-        for shape in self.shapes:
-            try:
-                _check(responses[start : start + shape.max_keys])
-            except DamageError as error:
-                raise AskAgainError("damage", error) from error
-            start += shape.max_keys
-        return records
+def _fetch_top(
+    device: Device, round: Assignment | str, shape: TableShape, traffic: FetchTraffic
+) -> Top | None:
+    """The top of a table; None where its slices are computed on demand, and bound to nothing."""
+    root = root_of_table(device.known(round).manifest.tables[shape.table])
+    if root is None:
+        return None
+    return fetch_top(device, round, shape.table, (shape.num_keys, root), traffic)
 
 
 def _plainly(
@@ -284,7 +259,7 @@ def _plainly(
     places: Set[int],
     wanted: Sequence[KeyArray],
     traffic: FetchTraffic,
-) -> dict[int, RecordArray]:
+) -> dict[int, Retrieved]:
     """Tables that tell nothing: those of everyone, whole ones, and those of no bytes."""
     tables, found = device.known(round).manifest.tables, dict[int, RecordArray]()
     everyones = [(place, wanted[place]) for place in sorted(places) if not tables[place].factors]
@@ -296,30 +271,4 @@ def _plainly(
             found[place] = device.fetch_table(round, place, traffic)[wanted[place]]
         else:
             found[place] = np.empty((len(wanted[place]), 0), np.uint8)
-    return found
-
-
-def _check(responses: Sequence[BinaryResponse]) -> None:
-    """Compares slices of one table with what vouches for them; raises DamageError."""
-    whole = np.frombuffer(b"".join([r.content for r in responses]), np.uint8)
-    leaves = hash_leaves(whole.reshape(len(responses), -1))
-    for leaf, response in zip(leaves, responses, strict=True):
-        if dict(response.fields).get(CHECK_FIELD) != leaf[:4].tobytes().hex().encode("ascii"):
-            raise DamageError(
-                "slices were damaged: got records whose leaves differ from those of the service; "
-                "expected what was published; fetch them again; if it happens every time, the "
-                "service's disk is at fault"
-            )
-
-
-def _refusal(response: BinaryResponse) -> KeyholeError | AskAgainError:
-    """What a refusal of the gateway is to the device; it may be a status alone."""
-    if response.status >= _PASSING or response.status == ProtocolError.http_status:
-        return AskAgainError(f"status {response.status} of the gateway")
-    if response.content:
-        return refusal_of(response.status, response.content)
-    kind = {404: NotFoundError, 410: TooLateError}.get(response.status, ServiceError)
-    return kind(
-        f"the gateway refuses: got status {response.status}; expected slices of a round that is "
-        "there; check in again"
-    )
+    return {place: Retrieved.whole(records) for place, records in found.items()}

@@ -45,6 +45,7 @@ Send: TypeAlias = Callable[[Device, Assignment, Tree, DeviceKeys], int]
 _AFTER_MISS = 1.0  # seconds before a device that was too late checks in again
 _LONGEST_WAIT = 60.0  # seconds before it does when servers still do not hold the same round
 _CLOCK_WAIT = 600.0  # seconds, at most, before it asks a service again whose clock may be wrong
+_TELL_EVERY = 16  # rounds, after which a device's operator is told of wrong rows
 _MAX_STALE = 8  # misses for that reason in a row; two minutes, for a copy that lags behind
 
 
@@ -75,10 +76,11 @@ class Taken:
     round: str
     number: int
     keys: int
-    missing: int  # how many more it had chosen: a private way found no place for them
+    missing: int  # how many more it had chosen: without a place in a query, or with a wrong row
     bytes_down: int
     bytes_up: int
     reused: int
+    wrong: int = 0  # rows that were not those of the round; for the device alone
 
 
 def fetch_at_home(device: Device, round: Assignment, keys: DeviceKeys) -> Submodel:
@@ -167,6 +169,7 @@ def _take(device: Device, told: Assignment, participant: Participant, send: Send
         bytes_down=fetched.traffic.bytes_down,
         bytes_up=fetched.traffic.bytes_up + sent,
         reused=fetched.traffic.reused,
+        wrong=fetched.wrong,
     )
 
 
@@ -178,6 +181,7 @@ def keep_taking_part(
     on_round: Callable[[Taken], None] = lambda _: None,
     on_miss: Callable[[RequestError], None] = lambda _: None,
     on_wait: Callable[[float], None] = lambda _: None,
+    on_wrong: Callable[[str], None] = lambda _: None,
 ) -> int:
     """Takes part in round after round, until `device.stop` is set.
 
@@ -189,6 +193,10 @@ def keep_taking_part(
             two clocks is set right.
         on_wait: called with the seconds that the service asks to wait, since it has no round for
             this device.
+        on_wrong: called with about how many rows of private fetches were wrong, after 16 rounds and
+            every 16 from then on: late and coarse, for the operator of the device. Nobody who
+            answers private queries may hear it sooner or better, or they would learn which rows
+            were asked for.
 
     Returns:
         In how many rounds it took part.
@@ -198,6 +206,7 @@ def keep_taking_part(
         UntimelyError: the token is expired or not yet good, by both clocks.
     """
     taken, stale, untimely, done = 0, 0, 0, None
+    wrong = WrongRows(on_wrong)
     while taken < rounds and not device.stop.is_set():
         try:
             outcome = take_part(device, participant, done)
@@ -227,8 +236,27 @@ def keep_taking_part(
                 device.clock.sleep(outcome.seconds)
                 continue
             taken, stale, done = taken + 1, 0, outcome.round
+            wrong.add(outcome)
             on_round(outcome)
     return taken
+
+
+@dataclass
+class WrongRows:
+    """Counts the wrong rows of private fetches, and tells of them late and in powers of ten."""
+
+    tell: Callable[[str], None]
+    _rounds: int = 0
+    _count: int = 0
+
+    def add(self, taken: Taken) -> None:
+        """Counts those of one more round; every 16 rounds it tells what came together."""
+        self._rounds, self._count = self._rounds + 1, self._count + taken.wrong
+        if self._rounds % _TELL_EVERY == 0:
+            if self._count:
+                least = 10 ** (len(str(self._count)) - 1)
+                self.tell(f"{least} or more slices of the last {_TELL_EVERY} rounds were wrong")
+            self._count = 0
 
 
 def _pause(device: Device, seconds: float) -> None:

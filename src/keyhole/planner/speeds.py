@@ -20,7 +20,9 @@ from keyhole.arrays import KeyArray
 from keyhole.crypto.cuckoo import Placement
 from keyhole.crypto.dpf import expand, share_points
 from keyhole.crypto.prg import Prg
+from keyhole.delivery.base import PrivateTable
 from keyhole.delivery.enclave.program import oblivious_select
+from keyhole.delivery.paths import Top, top_of
 from keyhole.delivery.pir.database import Database, PirParams
 from keyhole.delivery.pir.lwe import DIMENSION, LweShape
 from keyhole.delivery.pir.messages import seal_reply
@@ -52,16 +54,16 @@ def calibrate(num_keys: int = 100_000) -> Speeds:
     prg = Prg.fresh()
     records = np.empty((num_keys, _SLICE_BYTES), np.uint8)
     prg.fill(records)
-    database, building = _build(records)
-    few = Database.of(_ROUND, np.ascontiguousarray(records[: max(_FEW, num_keys // 25), :8]))
+    database, top, building = _build(records)
+    few = _database(np.ascontiguousarray(records[: max(_FEW, num_keys // 25), :8]))
     keys = prg.permutation(num_keys)[: num_keys // 100]
     found = {
         **_plain(records, prg),
         **building,
         **_scans(database, keys, prg),
-        **_two_server_client(database, keys),
+        **_two_server_client(database, top, keys),
         **_two_server_replies(few, database, keys),
-        **_lattice(Database.of(_ROUND, records[: num_keys // 25]), keys),
+        **_lattice(_database(records[: num_keys // 25]), keys),
         **_relay(records, keys[:256]),
     }
     return Speeds(**found, pass_queries=_MANY)
@@ -77,24 +79,39 @@ def _plain(records: NDArray[np.uint8], prg: Prg) -> dict[str, float]:
     }
 
 
-def _build(records: NDArray[np.uint8]) -> tuple[Database, dict[str, float]]:
+def _build(records: NDArray[np.uint8]) -> tuple[Database, Top, dict[str, float]]:
     """What servers of private retrieval do before anybody asks."""
-    start = time.process_time()
-    database = Database.of(_ROUND, records)  # once only: new memory is a good part of what it costs
-    built = time.process_time() - start
     short = np.ascontiguousarray(records[: len(records) // 4, :8])
-    tag = _seconds(lambda: Database.of(_ROUND, short)) / len(short)
+    path = _seconds(lambda: _database(short)) / len(short)
+    start = time.process_time()
+    table = _table(records)  # once only: new memory is a good part of what it costs
+    database = Database.of(table)
+    built = time.process_time() - start
+    top = Top.of(table.num_keys, table.tree.root, top_of(table.tree))
     placing = _seconds(lambda: Placement(len(short), _MAX_BUCKETS).members())
-    return database, {
-        "tagging": records.nbytes / max(built - tag * len(records), built / 10),
-        "tag_seconds": tag,
-        "place_seconds": placing / len(short),
-    }
+    return (
+        database,
+        top,
+        {
+            "binding": records.nbytes / max(built - path * len(records), built / 10),
+            "path_seconds": path,
+            "place_seconds": placing / len(short),
+        },
+    )
+
+
+def _table(records: NDArray[np.uint8]) -> PrivateTable:
+    """A table of which every key may be asked for."""
+    return PrivateTable.of("0", bytes(32), records, len(records))
+
+
+def _database(records: NDArray[np.uint8]) -> Database:
+    return Database.of(_table(records))
 
 
 def _scans(database: Database, keys: KeyArray, prg: Prg) -> dict[str, float]:
     """What servers do for each query, and an enclave for each key."""
-    rows, batch = database.rows, Batch.of(params_of(database, len(keys)))
+    rows, batch = database.rows, Batch.of(params_of(database.padded_to(len(keys))))
     whole, some = _random((_MANY, batch.table.share_bytes), prg), keys[:_MANY]
     found = {
         "scan": rows.nbytes / _seconds(lambda: scan_rows(rows, whole[:1])),
@@ -115,12 +132,13 @@ def _scans(database: Database, keys: KeyArray, prg: Prg) -> dict[str, float]:
     }
 
 
-def _two_server_client(database: Database, keys: KeyArray) -> dict[str, float]:
+def _two_server_client(database: Database, top: Top, keys: KeyArray) -> dict[str, float]:
     """What a client of two servers does."""
-    params = params_of(database, len(keys))
+    database = database.padded_to(len(keys))
+    params = params_of(database)
     asker, queries = TwoServerClient(params), Batch.of(params).num_queries
-    asker_of_few = TwoServerClient(params_of(database, min(_FEW_ASKED, len(keys))))
-    servers = servers_of(database, len(keys))
+    asker_of_few = TwoServerClient(params_of(database.padded_to(_FEW_ASKED)))
+    servers = servers_of(database)
     questions = [asker.query(keys) for _ in range(_TURNS + 1)]
     sent = [question.messages() for question in questions]
     replies = [server.answer([m[i] for m in sent]) for i, server in enumerate(servers)]
@@ -128,7 +146,7 @@ def _two_server_client(database: Database, keys: KeyArray) -> dict[str, float]:
 
     def open_next() -> None:
         question, *both = waiting.pop()
-        question.decode(both)
+        question.decode(both).checked(top, keys)
 
     few = _seconds(lambda: asker_of_few.query(keys[:_FEW_ASKED]))
     many = _seconds(lambda: asker.query(keys))
@@ -141,10 +159,10 @@ def _two_server_client(database: Database, keys: KeyArray) -> dict[str, float]:
 
 def _two_server_replies(few: Database, database: Database, keys: KeyArray) -> dict[str, float]:
     """What a server does for each message, on a table that it scans in no time; and for a reply."""
-    params = params_of(few, _FEW_ASKED)
-    (server, _), asker = servers_of(few, _FEW_ASKED), TwoServerClient(params)
+    few = few.padded_to(_FEW_ASKED)
+    (server, _), asker = servers_of(few), TwoServerClient(params_of(few))
     waiting = [asker.query(np.arange(_FEW_ASKED)).messages()[0] for _ in range(_TURNS + 1)]
-    params = params_of(database, len(keys))
+    params = params_of(database.padded_to(len(keys)))
     query = TwoServerClient(params).query(keys).messages()[0]
     rows = database.rows.view(np.uint8)[: Batch.of(params).num_queries, : params.row_bytes]
     replies = range(_REPLIES)
@@ -157,7 +175,7 @@ def _two_server_replies(few: Database, database: Database, keys: KeyArray) -> di
 
 def _lattice(database: Database, keys: KeyArray) -> dict[str, float]:
     """What one server and its client do, on a table that is small: its hint takes long."""
-    hint = _seconds(lambda: hint_of(database, 1), turns=1)
+    hint = _seconds(lambda: hint_of(database.padded_to(1)), turns=1)
     one, _ = _lattice_speeds(database, keys[:1])
     many, products = _lattice_speeds(database, keys[:_MANY])
     return {
@@ -170,7 +188,7 @@ def _lattice(database: Database, keys: KeyArray) -> dict[str, float]:
 
 def _lattice_speeds(database: Database, keys: KeyArray) -> tuple[float, float]:
     """Of the server's answer and of the client's products, for this many keys in one message."""
-    server, mine = server_of(database, len(keys)), keys % database.num_keys
+    server, mine = server_of(database.padded_to(len(keys))), keys % database.num_keys
     params = PirParams.decode(server.params)
     asker = OneServerClient(params, server.hint)
     waiting = [asker.query(mine).messages() for _ in range(_TURNS + 1)]

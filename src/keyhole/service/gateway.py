@@ -17,10 +17,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from keyhole.crypto.once import MAX_REMEMBERED, ReplayWindow
+from keyhole.delivery.paths import top_of, with_paths
 from keyhole.delivery.relay.binary_http import BinaryRequest, BinaryResponse
-from keyhole.delivery.relay.client import CHECK_FIELD, parse_slice_path, slice_reply_bytes
+from keyhole.delivery.relay.client import parse_slice_path, slice_reply_bytes
 from keyhole.delivery.relay.gateway import (
     ANSWERS_TYPE,
     PROBLEM,
@@ -42,6 +44,7 @@ from keyhole.delivery.relay.ohttp import (
     encode_configs,
 )
 from keyhole.errors import (
+    BusyError,
     KeyholeError,
     MalformedError,
     MediaTypeError,
@@ -49,11 +52,11 @@ from keyhole.errors import (
     TooLargeError,
 )
 from keyhole.service.access import Guards
-from keyhole.service.app import parse_round
-from keyhole.service.private import weighed_body
+from keyhole.service.app import parse_place, parse_round
+from keyhole.service.private import top_response, weighed_body
 from keyhole.service.routes import NO_STORE, Request, Response, Route
-from keyhole.wire.assignment import Fetched, OpenRound, RoundSource, SliceTable
-from keyhole.wire.private import GATEWAY_PATH, KEYS_PATH
+from keyhole.wire.assignment import OpenRound, RoundSource, SliceTable
+from keyhole.wire.private import GATEWAY_PATH, KEYS_PATH, row_bytes_of, top_path
 
 
 @dataclass
@@ -66,7 +69,7 @@ class _Group:
 
     @property
     def reply_bytes(self) -> int:
-        return slice_reply_bytes(self.table.info.record_bytes)
+        return slice_reply_bytes(row_bytes_of(self.table.info))
 
 
 class SliceGroups:
@@ -122,19 +125,29 @@ class SliceGroups:
         return found
 
     async def _replies(self, group: _Group) -> dict[int, Reply]:
-        gate = self._guards.gathers
+        """One answer to each request of a table. Anyone who cannot be answered now is told so with
+        the whole batch: devices ask again for whole batches, and for nothing less."""
         try:
-            await gate.enter()
-            try:
-                fetched = await group.table.fetch(np.array(group.keys, np.int64))
-            finally:
-                gate.leave()
+            rows = await self._rows(group)
+        except BusyError:
+            raise
         except KeyholeError as error:
             return dict.fromkeys(group.places, refusal(error, group.reply_bytes))
         return {
-            place: Reply(_slice(fetched, at), group.reply_bytes)
-            for at, place in enumerate(group.places)
+            place: Reply(BinaryResponse(200, (), row.tobytes()), group.reply_bytes)
+            for place, row in zip(group.places, rows, strict=True)
         }
+
+    async def _rows(self, group: _Group) -> NDArray[np.uint8]:
+        """The slices of a group, each with its path where the table has a tree."""
+        gate, keys = self._guards.gathers, np.array(group.keys, np.int64)
+        await gate.enter()
+        try:
+            fetched = await group.table.fetch(keys)
+        finally:
+            gate.leave()
+        tree = group.table.tree
+        return fetched.records if tree is None else with_paths(tree, keys, fetched.records)
 
     def _group(self, round_id: str, table: int) -> _Group:
         """The group of a table; raises what keeps it from being read."""
@@ -158,12 +171,6 @@ class SliceGroups:
         return found
 
 
-def _slice(fetched: Fetched, at: int) -> BinaryResponse:
-    """One slice with what vouches for it."""
-    check = fetched.leaves[at, :4].tobytes().hex().encode("ascii")
-    return BinaryResponse(200, ((CHECK_FIELD, check),), fetched.records[at].tobytes())
-
-
 def _missing(what: str) -> NotFoundError:
     return NotFoundError(
         f"no such {what}: got another place; expected one of this round; take it from the manifest"
@@ -185,6 +192,7 @@ def gateway_routes(
         return [
             Route("gateway keys", ("GET",), KEYS_PATH, made.keys),
             Route("gateway", ("POST",), GATEWAY_PATH, made.answer),
+            Route("top", ("GET",), top_path("{round}", "{table}"), made.top),
         ]
 
     return make
@@ -203,6 +211,17 @@ class _GatewayRoutes:
         """The key configuration: the same for everybody, without a token."""
         self._guards.count(request, None)
         return binary_response(200, KEYS_TYPE, self._configs)
+
+    async def top(self, request: Request) -> Response:
+        """What slices are compared with: the same bytes for everybody."""
+        round_id = parse_round(request.params[0])
+        self._guards.admit(request, round_id)
+        with self._rounds.hold(round_id) as held:
+            place = parse_place(request.params[1], len(held.tables), "table")
+            tree = held.tables[place].tree
+            if tree is None:
+                raise _missing("top")
+            return top_response(request, self._guards, top_of(tree))
 
     async def answer(self, request: Request) -> Response:
         """The sealed answers to one request or to a batch."""

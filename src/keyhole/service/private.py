@@ -25,9 +25,10 @@ from typing import TypeAlias
 
 import numpy as np
 
-from keyhole.crypto.merkle import hash_leaves
+from keyhole.crypto.merkle import Tree
 from keyhole.delivery import all_deliveries
 from keyhole.delivery.base import Lengths, PrivateTable, PublicTable, SelectServer
+from keyhole.delivery.paths import path_bytes, top_of
 from keyhole.delivery.records import RecordArray
 from keyhole.errors import (
     BusyError,
@@ -45,8 +46,14 @@ from keyhole.service.metrics import Metrics
 from keyhole.service.routes import BINARY, NO_STORE, Request, Response, Route, file_response, pieces
 from keyhole.wire.assignment import OpenRound, RoundSource, SliceTable
 from keyhole.wire.http import REFUSAL
-from keyhole.wire.manifest import TableInfo
-from keyhole.wire.private import SERVER_HEADER, QuerySettings, max_keys_of_table, table_id
+from keyhole.wire.manifest import TableInfo, digest_of
+from keyhole.wire.private import (
+    SERVER_HEADER,
+    QuerySettings,
+    max_keys_of_table,
+    table_id,
+    top_path,
+)
 
 _Outcome: TypeAlias = bytes | Exception
 _Turn: TypeAlias = tuple[bytes, asyncio.Future[bytes]]
@@ -173,12 +180,14 @@ def _told(error: BaseException) -> Exception:
 
 @dataclass(frozen=True)
 class ServedTable:
-    """A table that answers: its server, what its params say, and where queries go."""
+    """A table that answers: its server, what its params say, where queries go, and the top that
+    rows are compared with."""
 
     server: SelectServer
     public: PublicTable
     lengths: Lengths
     passes: Passes
+    top: bytes
 
 
 @dataclass(frozen=True)
@@ -241,8 +250,8 @@ class PrivateTables:
             with suppress(NotFoundError):  # of a table that is not offered
                 info = _checked(table.info)
                 limit = max_keys_of_table(settings, held.manifest, info)
-                numbers = info.num_keys, info.record_bytes, limit
-                sizes[at] = settings.role.delivery.held_bytes(*numbers)
+                row_bytes = info.record_bytes + path_bytes(info.num_keys)
+                sizes[at] = settings.role.delivery.held_bytes(info.num_keys, row_bytes, limit)
         if sum(sizes.values()) > settings.max_bytes:
             raise NotFoundError(
                 "the round is too large to be retrieved from in private: got "
@@ -277,7 +286,10 @@ class PrivateTables:
 
             def open_it() -> ServedTable:
                 records = _read_segments(table) if on_demand is None else on_demand
-                return self._open(PrivateTable(table_id(round_id, place), records, max_keys))
+                name, model = table_id(round_id, place), digest_of(round_id)
+                made = PrivateTable.of(name, model, records, max_keys)
+                _check_root(table.info, made.tree)
+                return self._open(made)
 
             return await asyncio.to_thread(open_it)
 
@@ -286,7 +298,7 @@ class PrivateTables:
         server = delivery.open(table)[settings.role.server]
         passes = Passes(server, self._gate, settings.together, self._count)
         public, lengths = delivery.read_params(server.params), delivery.lengths(server.params)
-        return ServedTable(server, public, lengths, passes)
+        return ServedTable(server, public, lengths, passes, top_of(table.tree))
 
     def _count(self, passes: int, queries: int) -> None:
         self._metrics.add("scans", passes)
@@ -294,21 +306,21 @@ class PrivateTables:
 
 
 def _read_segments(table: SliceTable) -> RecordArray:
-    """The records of a table's files, each compared with its leaf."""
-    info, tree = table.info, table.tree
-    assert tree is not None
-    found = []
+    """The records of a table's files."""
+    info, found = table.info, []
     for place, segment in enumerate(info.segments):
         piece = np.frombuffer(table.segment(place), np.uint8)
-        piece = piece.reshape(segment.count, info.record_bytes)
-        leaves = tree.nodes[segment.first : segment.first + segment.count]
-        if not np.array_equal(hash_leaves(piece), leaves):
-            raise StorageError(
-                f"records of table {info.name!r} are damaged: got records that do not fit their "
-                "leaves; expected the files as they were published; publish the round again"
-            )
-        found.append(piece)
+        found.append(piece.reshape(segment.count, info.record_bytes))
     return found[0] if len(found) == 1 else np.concatenate(found)
+
+
+def _check_root(info: TableInfo, tree: Tree) -> None:
+    """Refuses files that are not what was published: devices would find no row of them right."""
+    if info.root and tree.root.hex() != info.root:
+        raise StorageError(
+            f"records of table {info.name!r} are damaged: got records of another root; expected "
+            "the files as they were published; publish the round again"
+        )
 
 
 async def _fetch_all(table: SliceTable) -> RecordArray:
@@ -367,6 +379,7 @@ class QueryRoutes:
             Route("pir params", ("GET",), table, self.params),
             Route("pir query", ("POST",), table, self.query),
             Route("pir hint", ("GET",), f"{table}/hint", self.hint),
+            Route("top", ("GET",), top_path("{round}", "{table}"), self.top),
         ]
 
     async def params(self, request: Request) -> Response:
@@ -387,6 +400,13 @@ class QueryRoutes:
         if not server.hint:
             raise _missing("hint", "a scheme that needs none", "hints of one server")
         return self._file(request, server.hint, "h-", server.params)
+
+    async def top(self, request: Request) -> Response:
+        """What rows are compared with: the same bytes for everybody."""
+        self.guards.admit(request, parse_round(request.params[0]))
+        with self.rounds.hold(request.params[0]) as held:
+            table = await self._table(request, held)
+        return top_response(request, self.guards, table.top)
 
     async def query(self, request: Request) -> Response:
         """The reply to a query, or the one refusal."""
@@ -458,6 +478,12 @@ class QueryRoutes:
         headers, etag = [BINARY, immutable(self.guards.access)], sha256(params).hexdigest()[:32]
         read = partial(pieces, memoryview(data))
         return file_response(request, headers, mark + etag, len(data), read)
+
+
+def top_response(request: Request, guards: Guards, top: bytes) -> Response:
+    """The top of a table, which caches may keep."""
+    headers, etag = [BINARY, immutable(guards.access)], "p-" + sha256(top).hexdigest()[:32]
+    return file_response(request, headers, etag, len(top), partial(pieces, memoryview(top)))
 
 
 @asynccontextmanager

@@ -48,7 +48,7 @@ from keyhole.wire.sockets import (
 MAX_ERROR_BYTES = 1 << 16
 """Of the body of an error; longer ones are not read to their end."""
 
-REFUSAL = b"KHP1\x03".ljust(72, b"\0")
+REFUSAL = b"KHP2\x03".ljust(72, b"\0")
 """The answer to every private message that cannot be used: it does not tell why."""
 
 _MAX_WORDS = 400  # characters of one fact

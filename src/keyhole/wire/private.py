@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from keyhole.delivery import all_deliveries, delivery_named
 from keyhole.delivery.base import QueryDelivery, name_of_round, served_by_queries
+from keyhole.delivery.paths import path_bytes
 from keyhole.errors import InputError, NotFoundError
 from keyhole.wire.manifest import Manifest, TableInfo, keys_of_round
 
@@ -99,14 +100,29 @@ def max_keys_of_table(settings: QuerySettings, manifest: Manifest, table: TableI
     return min(told, table.num_keys)
 
 
-def table_id(round_id: str, place: int) -> str:
+def table_id(round_id: str, place: int | str) -> str:
     """What a table of a round is called in `PrivateTable.id`."""
     return f"{round_id}/tables/{place}"
 
 
 def name_table(round_id: str, place: int) -> bytes:
-    """The 16 bytes that stand for one table of a round in params, tags and messages."""
+    """The 16 bytes that stand for one table of a round in params and messages."""
     return name_of_round(table_id(round_id, place))
+
+
+def top_path(round_id: str, place: int | str) -> str:
+    """Where the top of a table of a round is fetched: the same bytes for everybody."""
+    return f"/v1/rounds/{table_id(round_id, place)}/top"
+
+
+def root_of_table(info: TableInfo) -> bytes | None:
+    """The root of a table's tree; None where slices are computed on demand: bound to nothing."""
+    return bytes.fromhex(info.root) if info.root else None
+
+
+def row_bytes_of(info: TableInfo) -> int:
+    """Of a row that a gateway answers with: a record, and its path where the table has a tree."""
+    return info.record_bytes + (path_bytes(info.num_keys) if info.root else 0)
 
 
 def query_path(round_id: str, place: int, delivery: QueryDelivery) -> str:

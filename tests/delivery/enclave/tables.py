@@ -6,13 +6,15 @@ from datetime import datetime
 
 import numpy as np
 
+from keyhole.delivery.base import PrivateTable, name_of_round
 from keyhole.delivery.enclave.client import ask, fresh_nonce
-from keyhole.delivery.enclave.messages import Evidence, params_of
+from keyhole.delivery.enclave.messages import EnclaveParams, Evidence
 from keyhole.delivery.enclave.program import Inside
 from keyhole.delivery.enclave.verifier import Measurement, Policy, SimulatedAttester
 from tests.helpers import vector_file
 
-ROUND = bytes(range(16))
+ROUND_ID = "round-7"
+ROUND, MODEL = name_of_round(ROUND_ID), bytes(range(32))
 NOW = 1_750_000_000
 PROGRAM = Measurement("simulated", (bytes(32),))
 SIMULATION = Policy(frozenset({PROGRAM}), allow_simulation=True)
@@ -36,10 +38,20 @@ def table(num_keys=37, record_bytes=29):
     return np.array([list(row.ljust(record_bytes, b".")[:record_bytes]) for row in text], np.uint8)
 
 
+def private_table(records, max_keys, round_id=ROUND_ID):
+    """Records as a table of a round; small ones have no paths."""
+    return PrivateTable.of(round_id, MODEL, np.ascontiguousarray(records), max_keys)
+
+
+def params_of(records, max_keys, round_id=ROUND_ID):
+    """The params of such a table."""
+    return EnclaveParams.of(private_table(records, max_keys, round_id).public)
+
+
 def inside_with(records, max_keys=8, **attester):
     """The enclave program's middle with a table, in this process."""
     inside = Inside(SimulatedAttester(PROGRAM, **attester), clock=lambda: NOW)
-    params = params_of(ROUND, records, max_keys)
+    params = params_of(records, max_keys)
     inside.load(params)
     inside.add_rows(records.reshape(-1))
     return inside, params

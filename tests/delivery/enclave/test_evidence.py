@@ -3,17 +3,17 @@
 from dataclasses import replace
 from hashlib import sha256, sha512
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keyhole.delivery.enclave.messages import EnclaveParams, Evidence, params_of, report_data_of
-from keyhole.errors import InputError, MalformedError, ShapeError
-from tests.delivery.enclave.tables import ROUND, flipped, table
+from keyhole.delivery.enclave.messages import EnclaveParams, Evidence, report_data_of
+from keyhole.errors import InputError, MalformedError
+from tests.delivery.enclave.tables import MODEL, ROUND, flipped, params_of, table
 
 EVIDENCE = Evidence("tdx", b"quote", b"collateral", bytes(range(32)), bytes(range(32, 64)))
-PARAMS = EnclaveParams(ROUND, 37, 29, 8, bytes(range(32)))
+ROOT = bytes(range(32, 64))
+PARAMS = EnclaveParams(ROUND, MODEL, ROOT, 37, 29, 8)
 
 
 @given(
@@ -35,18 +35,18 @@ def test_the_bytes_of_evidence():
 
 def test_the_bytes_of_terms():
     numbers = b"".join(n.to_bytes(8, "little") for n in (37, 29, 8))
-    assert PARAMS.encode() == b"KHT2" + bytes(4) + ROUND + numbers + bytes(range(32))
+    assert PARAMS.encode() == b"KHT4" + bytes(4) + ROUND + MODEL + ROOT + numbers
     assert PARAMS.digest == sha256(PARAMS.encode()).digest()
     assert EnclaveParams.decode(PARAMS.encode()) == PARAMS
 
 
-@pytest.mark.parametrize("record_bytes", [1, 8, 24])
-def test_a_request_or_reply_that_cannot_be_sealed_at_once_is_refused(record_bytes):
+@pytest.mark.parametrize("row_bytes", [1, 8, 24])
+def test_a_request_or_reply_that_cannot_be_sealed_at_once_is_refused(row_bytes):
     """2^31 - 4,096 bytes of keys, 8 each, or of records."""
-    limit = (2**31 - 4096) // max(8, record_bytes)
-    EnclaveParams(ROUND, 2**31, record_bytes, limit, bytes(32))
+    limit = (2**31 - 4096) // max(8, row_bytes)
+    EnclaveParams(ROUND, MODEL, ROOT, 2**31, row_bytes, limit)
     with pytest.raises(InputError, match="2 GB"):
-        EnclaveParams(ROUND, 2**31, record_bytes, limit + 1, bytes(32))
+        EnclaveParams(ROUND, MODEL, ROOT, 2**31, row_bytes, limit + 1)
 
 
 @pytest.mark.parametrize("kind", [Evidence, EnclaveParams])
@@ -88,36 +88,32 @@ def test_report_data_binds_key_table_and_nonce():
 def test_terms_differ_when_anything_does():
     records = table()
     params = [
-        params_of(ROUND, records, 8),
-        params_of(bytes(16), records, 8),
-        params_of(ROUND, records[:-1], 8),
-        params_of(ROUND, records[:, :-1], 8),
-        params_of(ROUND, records, 7),
-        params_of(ROUND, records[::-1], 8),
-        params_of(ROUND, records.reshape(29, 37), 8),
+        params_of(records, 8),
+        params_of(records, 8, "round-8"),
+        params_of(records[:-1], 8),
+        params_of(records[:, :-1], 8),
+        params_of(records, 7),
+        params_of(records[::-1], 8),
+        params_of(records.reshape(29, 37), 8),
+        replace(params_of(records, 8), model=bytes(32)),
     ]
     assert len({each.digest for each in params}) == len(params)
-    assert params_of(ROUND, records, 1000).max_keys == len(records)
+    assert params_of(records, 1000).max_keys == len(records)
 
 
 @pytest.mark.parametrize(
     "fields",
     [
         {"round": b""},
-        {"database": bytes(31)},
+        {"model": bytes(31)},
+        {"root": bytes(33)},
         {"num_keys": 0},
-        {"record_bytes": 0},
+        {"row_bytes": 0},
         {"max_keys": 0},
         {"max_keys": 38},
-        {"record_bytes": 1 << 31},
+        {"row_bytes": 1 << 31},
     ],
 )
 def test_terms_that_make_no_sense_are_refused(fields):
     with pytest.raises(InputError, match="make no sense"):
         replace(PARAMS, **fields)
-
-
-@pytest.mark.parametrize("records", [np.zeros(4, np.uint8), np.zeros((4, 4), np.float32)])
-def test_records_are_a_table_of_bytes(records):
-    with pytest.raises(ShapeError):
-        params_of(ROUND, records, 1)

@@ -15,13 +15,13 @@ from keyhole.delivery.enclave.client import fresh_nonce
 from keyhole.delivery.enclave.messages import (
     Channel,
     Kind,
-    params_of,
     reply_bytes,
     request_bytes,
     seal_request,
 )
 from keyhole.delivery.enclave.program import Inside, serve
 from keyhole.delivery.enclave.verifier import SimulatedAttester
+from keyhole.delivery.paths import Top, top_of
 from keyhole.errors import (
     IntegrityError,
     KeyholeError,
@@ -30,7 +30,16 @@ from keyhole.errors import (
     StaleError,
     TooManyError,
 )
-from tests.delivery.enclave.tables import PROGRAM, ROUND, flipped, inside_with, question, table
+from tests.delivery.enclave.tables import (
+    NOW,
+    PROGRAM,
+    flipped,
+    inside_with,
+    params_of,
+    private_table,
+    question,
+    table,
+)
 from tests.helpers import LONG
 
 RECORDS = table()
@@ -150,8 +159,9 @@ def test_a_request_of_the_table_before_is_refused(loaded):
     with pytest.raises(StaleError):  # the same table, under a new key
         inside.answer(message)
     inside.load(replace(params, round=bytes(16)))
-    with pytest.raises(IntegrityError):  # the digest of the rows covers the round
-        inside.add_rows(RECORDS.reshape(-1))
+    inside.add_rows(RECORDS.reshape(-1))
+    with pytest.raises(StaleError):
+        inside.answer(message)
 
 
 def test_a_new_key_comes_with_every_table(loaded):
@@ -164,7 +174,7 @@ def test_a_new_key_comes_with_every_table(loaded):
 
 def test_rows_arrive_in_any_pieces_of_whole_rows():
     inside = Inside(SimulatedAttester(PROGRAM), clock=lambda: 0)
-    params = params_of(ROUND, RECORDS, 4)
+    params = params_of(RECORDS, 4)
     with pytest.raises(MalformedError):
         inside.add_rows(RECORDS[:1].reshape(-1))
     inside.load(params)
@@ -180,20 +190,25 @@ def test_rows_arrive_in_any_pieces_of_whole_rows():
 @pytest.mark.parametrize("count", [0, 28, 30, 38 * 29])
 def test_rows_that_do_not_fit_are_refused(count):
     inside = Inside(SimulatedAttester(PROGRAM))
-    inside.load(params_of(ROUND, RECORDS, 4))
+    inside.load(params_of(RECORDS, 4))
     with pytest.raises(MalformedError):
         inside.add_rows(np.zeros(count, np.uint8))
 
 
-def test_rows_that_are_not_those_of_the_terms_are_refused():
-    inside = Inside(SimulatedAttester(PROGRAM))
-    inside.load(params_of(ROUND, RECORDS, 4))
+def test_a_row_that_the_host_changed_is_left_out_by_the_client():
+    """The program takes any rows: what they are compared with is the root in its evidence."""
+    table = private_table(RECORDS, 4)
+    inside, params = Inside(SimulatedAttester(PROGRAM), clock=lambda: NOW), params_of(RECORDS, 4)
+    inside.load(params)
     changed = RECORDS.copy()
     changed[20, 20] ^= 1
-    with pytest.raises(IntegrityError):
-        inside.add_rows(changed.reshape(-1))
-    with pytest.raises(StaleError):
-        inside.evidence(fresh_nonce())
+    inside.add_rows(changed.reshape(-1))
+    keys = np.array([19, 20])
+    asked = question(inside, params, keys)
+    top = Top.of(len(RECORDS), params.root, top_of(table.tree))
+    found = asked.decode([inside.answer(asked.messages()[0])]).checked(top, keys)
+    assert (found.is_found.tolist(), found.wrong) == ([True, False], 1)
+    np.testing.assert_array_equal(found.records, [RECORDS[19], np.zeros_like(RECORDS[20])])
 
 
 @pytest.mark.parametrize("length", [0, 31, 33])

@@ -11,7 +11,7 @@ from keyhole.crypto.hpke import PrivateKey
 from keyhole.crypto.prg import Prg
 from keyhole.delivery.enclave.messages import EnclaveParams, open_request, seal_reply, seal_request
 
-PARAMS = EnclaveParams(bytes(range(16)), 37, 3, 4, bytes(range(32)))
+PARAMS = EnclaveParams(bytes(range(16)), bytes(range(32)), bytes(range(32, 64)), 37, 3, 4)
 NONCE = bytes(range(100, 132))
 PRIVATE = PrivateKey(bytes(range(32)))
 RECORDS = np.arange(12, dtype=np.uint8).reshape(4, 3)

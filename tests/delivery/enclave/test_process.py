@@ -21,7 +21,7 @@ from keyhole.delivery.enclave.client import EnclaveProcess, ask, fresh_nonce
 from keyhole.delivery.enclave.messages import Channel, Kind
 from keyhole.delivery.enclave.verifier import simulation_policy
 from keyhole.errors import InputError, ProtocolError, ServiceError
-from tests.delivery.enclave.tables import ROUND, table
+from tests.delivery.enclave.tables import private_table, table
 from tests.helpers import LONG
 
 RECORDS = table(num_keys=301)
@@ -35,7 +35,7 @@ class Watched:
         self.seen = []
         self.process = EnclaveProcess("simulated", watch=self.seen.append, **settings)
         self.policy = simulation_policy()
-        self.params = self.process.load(ROUND, RECORDS, MAX_KEYS)
+        self.params = self.process.load(private_table(RECORDS, MAX_KEYS))
         self.loading = self.take()
 
     def take(self):
@@ -149,11 +149,11 @@ def test_every_refusal_is_the_same_frame(running):
 
 def test_a_table_can_be_replaced(running):
     old = running.ask([1]).messages()[0]
-    running.params = running.process.load(bytes(16), RECORDS[::-1], MAX_KEYS)
+    running.params = running.process.load(private_table(RECORDS[::-1], MAX_KEYS, "round-8"))
     with pytest.raises(ProtocolError):
         running.process.answer(old)
     np.testing.assert_array_equal(running.select([0, 5]), RECORDS[[300, 295]])
-    running.params = running.process.load(ROUND, RECORDS, MAX_KEYS)
+    running.params = running.process.load(private_table(RECORDS, MAX_KEYS))
 
 
 def test_a_program_killed_amid_a_request_is_an_error(mortal):

@@ -10,7 +10,6 @@ import pytest
 
 from keyhole.crypto.hpke import PrivateKey
 from keyhole.delivery.enclave.client import ask, fresh_nonce
-from keyhole.delivery.enclave.messages import params_of
 from keyhole.delivery.enclave.verifier import (
     NO_HARDWARE_PROTECTION,
     Measurement,
@@ -24,10 +23,10 @@ from tests.delivery.enclave.tables import (
     DAY,
     NOW,
     PROGRAM,
-    ROUND,
     SIMULATION,
     flipped,
     inside_with,
+    params_of,
     question,
     table,
 )
@@ -96,7 +95,9 @@ def test_evidence_of_another_table_is_refused(shown):
     nonce, evidence, params = shown
     assert reason(replace(evidence, config=bytes(32)), nonce) == UNBOUND
     for other in (
-        params_of(ROUND, table(38), 8),
+        params_of(table(38), 8),
+        replace(params, root=bytes(32)),
+        replace(params, model=bytes(32)),
         replace(params, max_keys=7),
         replace(params, round=bytes(16)),
     ):

@@ -11,17 +11,16 @@ from dataclasses import replace
 import pytest
 
 from keyhole.delivery.enclave.client import ask, fresh_nonce
-from keyhole.delivery.enclave.messages import params_of
 from keyhole.delivery.enclave.verifier import Measurement, Policy, verify, verify_quote
 from keyhole.errors import AttestationError, InputError
 from tests.delivery.enclave.tables import (
     DAY,
-    ROUND,
     WAIVED,
     flipped,
     genuine,
     genuine_policy,
     issued,
+    params_of,
     table,
 )
 
@@ -55,7 +54,7 @@ class CountingHost:
 
 def refusal_of(evidence, policy, now):
     """Why a client refuses, after trying to retrieve; it has sent nothing."""
-    host, nonce, params = CountingHost(evidence), fresh_nonce(), params_of(ROUND, table(), 3)
+    host, nonce, params = CountingHost(evidence), fresh_nonce(), params_of(table(), 3)
     with pytest.raises(AttestationError) as refused:
         host.answer(ask(host.evidence(nonce), nonce, policy, params, [1, 2], now=now).messages()[0])
     assert host.received == 0

@@ -55,8 +55,9 @@ def _forged(scheme, table, message, server):
 def _other_terms(params):
     return [
         replace(params, round=name_of_round("round-6")),
-        replace(params, database=bytes(32)),
-        replace(params, record_bytes=params.record_bytes + 1),
+        replace(params, model=bytes(32)),
+        replace(params, root=bytes(32)),
+        replace(params, row_bytes=params.row_bytes + 1),
         replace(params, num_keys=params.num_keys + 1),
         replace(params, max_keys=params.max_keys - 1),
         *(replace(params, scheme=scheme) for scheme in SCHEMES if scheme != params.scheme),

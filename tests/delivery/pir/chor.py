@@ -23,12 +23,7 @@ from numpy.typing import NDArray
 from keyhole.arrays import KeyArray
 from keyhole.crypto.once import distinct_keys
 from keyhole.crypto.prg import Prg
-from keyhole.delivery.pir.database import (
-    Database,
-    PirParams,
-    check_scheme,
-    plain_params,
-)
+from keyhole.delivery.pir.database import Database, PirParams, check_scheme
 from keyhole.delivery.pir.messages import (
     FRAME_BYTES,
     MAX_QUERIES,
@@ -39,15 +34,10 @@ from keyhole.delivery.pir.messages import (
     seal,
 )
 from keyhole.delivery.pir.scan import scan_rows
-from keyhole.delivery.pir.two_server import xor_rows
+from keyhole.delivery.pir.two_server import params_of, xor_rows
 from keyhole.errors import MalformedError
 
 _NONCE_BYTES = 16
-
-
-def params_of(database: Database, max_keys: int) -> PirParams:
-    """Returns the params of a table; `max_keys` beyond its rows are as many as it has."""
-    return plain_params("two-server", database, max_keys)
 
 
 def query_bytes(params: PirParams) -> int:
@@ -88,13 +78,13 @@ class ChorClient:
         first = seal("query", self.params, 0, nonce + sets.tobytes())
         sets[np.arange(len(points)), points >> 3] ^= (1 << (points & 7)).astype(np.uint8)
         messages = first, seal("query", self.params, 1, nonce + sets.tobytes())
-        wanted = Wanted(points, places, xor_rows(self.params.row_bytes))
+        wanted = Wanted(places, xor_rows(self.params.row_bytes))
         return PirQuery(self.params, messages, wanted, len(points) * self.params.row_bytes)
 
 
-def chor_servers(database: Database, max_keys: int) -> tuple[PirServer, PirServer]:
+def chor_servers(database: Database) -> tuple[PirServer, PirServer]:
     """Returns both servers of a table."""
-    params = params_of(database, max_keys)
+    params = params_of(database)
 
     def scan(bodies: Sequence[memoryview]) -> list[bytes]:
         sets = [_read_sets(body, params) for body in bodies]

@@ -10,12 +10,21 @@ from dataclasses import dataclass
 import numpy as np
 
 from keyhole.crypto.prg import Prg
-from keyhole.delivery.base import QueryDelivery, SelectClient, SelectServer, name_of_round
+from keyhole.delivery.base import (
+    PrivateTable,
+    QueryDelivery,
+    SelectClient,
+    SelectServer,
+    name_of_round,
+)
+from keyhole.delivery.paths import Top, top_of
 from keyhole.delivery.pir import one_server, two_server
 from keyhole.delivery.pir.database import Database, PirParams
 from keyhole.delivery.pir.two_server import Batch
 
-ROUND = name_of_round("round-7")
+ROUND_ID = "round-7"
+ROUND = name_of_round(ROUND_ID)
+MODEL = bytes(range(32))
 
 BATCHED = (1500, 9, 110)
 """K, bytes of a record, keys of a query: enough of them for buckets in the two-server scheme."""
@@ -27,14 +36,14 @@ class Scheme:
 
     Args:
         delivery: with its lengths.
-        servers: makes them, in their order, from (database, max_keys).
+        servers: makes them, in their order, from a database.
         asker: makes a client from (params, servers).
         zero_bits: the bits of a query's body that are always zero, and checked, from params.
         small: K for a table with short messages that have every part there is.
     """
 
     delivery: QueryDelivery
-    servers: Callable[[Database, int], tuple[SelectServer, ...]]
+    servers: Callable[[Database], tuple[SelectServer, ...]]
     asker: Callable[[PirParams, tuple[SelectServer, ...]], SelectClient]
     zero_bits: Callable[[PirParams], Iterable[int]]
     small: int
@@ -42,9 +51,11 @@ class Scheme:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of slices that is retrieved from: all parties in one place."""
+    """A table of slices that is retrieved from: all parties in one place; `top` is of the true
+    records, whatever servers hold."""
 
     records: np.ndarray
+    top: Top
     params: PirParams
     servers: tuple[SelectServer, ...]
     asker: SelectClient
@@ -59,9 +70,13 @@ class Table:
         pairs = zip(self.servers, messages, strict=True)
         return [server.answer([message])[0] for server, message in pairs]
 
+    def open(self, question, keys, replies):
+        """What a client does with replies: it opens them and compares rows with the top."""
+        return question.decode(replies).checked(self.top, np.array(keys, np.int64))
+
     def retrieve(self, keys, prg=None):
         question = self.query(keys, prg)
-        return question.decode(self.replies(question.messages()))
+        return self.open(question, keys, self.replies(question.messages()))
 
 
 def two_server_zero_bits(params):
@@ -85,7 +100,7 @@ def two_server_zero_bits(params):
 SCHEMES = {
     "one-server": Scheme(
         one_server.OneServerPir(),
-        lambda database, max_keys: (one_server.server_of(database, max_keys),),
+        lambda database: (one_server.server_of(database),),
         lambda params, servers: one_server.OneServerClient(params, servers[0].hint),
         lambda _: [],
         40,
@@ -108,18 +123,28 @@ def records_of(num_keys, record_bytes, name=b"slices"):
     return np.frombuffer(drawn, np.uint8).reshape(num_keys, record_bytes)
 
 
+def private_table(records, max_keys, round_id=ROUND_ID):
+    """Records as a table of a round."""
+    return PrivateTable.of(round_id, MODEL, records, max_keys)
+
+
+def database_of(records, max_keys, round_id=ROUND_ID):
+    """A table as servers scan it."""
+    return Database.of(private_table(records, max_keys, round_id))
+
+
 def table_of(
-    scheme, num_keys, record_bytes, max_keys, name=b"slices", round_name=ROUND, database=None
+    scheme, num_keys, record_bytes, max_keys, name=b"slices", round_id=ROUND_ID, database=None
 ):
     """A table with its servers and a client; the servers may be given another database."""
     how = SCHEMES[scheme]
-    records = records_of(num_keys, record_bytes, name)
-    database = database or Database.of(round_name, records)
-    servers = how.servers(database, max_keys)
+    table = private_table(records_of(num_keys, record_bytes, name), max_keys, round_id)
+    servers = how.servers(database or Database.of(table))
     params = PirParams.decode(servers[0].params)
     lengths = how.delivery.lengths(servers[0].params)
     asker = how.asker(params, servers)
-    return Table(records, params, servers, asker, lengths.query, lengths.reply)
+    top = Top.of(num_keys, table.tree.root, top_of(table.tree))
+    return Table(table.records, top, params, servers, asker, lengths.query, lengths.reply)
 
 
 def small_table_of(scheme, record_bytes, max_keys, **more):

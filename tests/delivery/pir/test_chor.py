@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from keyhole.crypto.prg import Prg
-from keyhole.delivery.pir.database import Database
 from keyhole.delivery.pir.messages import FRAME_BYTES, seal
+from keyhole.delivery.pir.two_server import params_of
 from keyhole.errors import MalformedError
-from tests.delivery.pir.chor import ChorClient, chor_servers, params_of, query_bytes, reply_bytes
+from tests.delivery.pir.chor import ChorClient, chor_servers, query_bytes, reply_bytes
 from tests.delivery.pir.mutations import rows_of
-from tests.delivery.pir.schemes import ROUND, records_of, seeded, table_of
+from tests.delivery.pir.schemes import database_of, records_of, seeded, table_of
 
 HEAD_BYTES = FRAME_BYTES - 16
 NONCE_BYTES = 16
@@ -25,7 +25,7 @@ def sets_of(message, params):
 
 @pytest.mark.parametrize("num_keys", [1, 7, 8, 9, 100])
 def test_both_sets_of_a_query_differ_in_the_row_of_its_key_alone(num_keys):
-    params = params_of(Database.of(ROUND, records_of(num_keys, 4)), 5)
+    params = params_of(database_of(records_of(num_keys, 4), 5))
     keys = np.arange(params.max_keys)
     one, other = (sets_of(m, params) for m in ChorClient(params).query(keys).messages())
     np.testing.assert_array_equal(one ^ other, np.eye(num_keys, dtype=np.uint8)[keys])
@@ -33,7 +33,7 @@ def test_both_sets_of_a_query_differ_in_the_row_of_its_key_alone(num_keys):
 
 def test_padding_looks_like_any_other_query():
     """Without keys, both sets of every query differ in one row, and over 300 questions in all."""
-    params, prg = params_of(Database.of(ROUND, records_of(9, 4)), 3), seeded(1)
+    params, prg = params_of(database_of(records_of(9, 4), 3)), seeded(1)
     differ = []
     for _ in range(300):
         question = ChorClient(params).query(np.empty(0, np.int64), prg)
@@ -49,7 +49,7 @@ def test_padding_looks_like_any_other_query():
 def test_a_set_alone_is_uniform_whatever_the_key(server):
     """2,000 questions for key 0: every row is in half of the sets, within five standard
     deviations."""
-    params, prg = params_of(Database.of(ROUND, records_of(9, 4)), 1), seeded(2)
+    params, prg = params_of(database_of(records_of(9, 4), 1)), seeded(2)
     asker, counts = ChorClient(params), np.zeros(9)
     for _ in range(2000):
         counts += sets_of(asker.query(np.array([0]), prg).messages()[server], params)[0]
@@ -58,45 +58,45 @@ def test_a_set_alone_is_uniform_whatever_the_key(server):
 
 @pytest.mark.parametrize(("num_keys", "max_keys"), [(1, 1), (9, 9), (1000, 3)])
 def test_lengths_grow_with_the_table(num_keys, max_keys):
-    params = params_of(Database.of(ROUND, records_of(num_keys, 4)), max_keys)
+    params = params_of(database_of(records_of(num_keys, 4), max_keys))
     assert query_bytes(params) == FRAME_BYTES + 16 + max_keys * -(-num_keys // 8)
-    assert reply_bytes(params) == FRAME_BYTES + 16 + max_keys * 20
+    assert reply_bytes(params) == FRAME_BYTES + 16 + max_keys * 4
 
 
 @pytest.mark.parametrize("bit", [1, 7])
 def test_a_set_with_rows_behind_the_last_is_refused(bit):
-    database = Database.of(ROUND, records_of(9, 4))
-    params = params_of(database, 1)
+    database = database_of(records_of(9, 4), 1)
+    params = params_of(database)
     body = bytes(NONCE_BYTES) + bytes([0, 1 << bit])
     with pytest.raises(MalformedError, match="spare bits"):
-        chor_servers(database, 1)[0].answer([seal("query", params, 0, body)])
+        chor_servers(database)[0].answer([seal("query", params, 0, body)])
 
 
 def test_the_set_of_one_row_is_answered_with_that_row():
     """The definition by hand: server 0 gets the set {8}, server 1 the empty set."""
-    database = Database.of(ROUND, records_of(9, 4))
-    params = params_of(database, 1)
+    database = database_of(records_of(9, 4), 1)
+    params = params_of(database)
     replies = [
         server.answer([seal("query", params, i, bytes(17) + last)])[0]
         for i, (server, last) in enumerate(
-            zip(chor_servers(database, 1), [b"\x01", b"\x00"], strict=True)
+            zip(chor_servers(database), [b"\x01", b"\x00"], strict=True)
         )
     ]
     rows = [rows_of(reply) for reply in replies]
-    assert rows[0] == database.rows[8].tobytes()[:20]
-    assert rows[1] == bytes(20)
+    assert rows[0] == database.rows[8].tobytes()[:4]
+    assert rows[1] == bytes(4)
 
 
 def test_two_server_retrieval_finds_what_random_sets_find():
     """This scheme is what the other is tested against."""
     keys = Prg(bytes(16)).below(20_000, 12)
     table = table_of("two-server", 20_000, 6, 12)
-    database = Database.of(ROUND, table.records)
-    question = ChorClient(params_of(database, 12)).query(keys)
+    database = database_of(table.records, 12)
+    question = ChorClient(params_of(database)).query(keys)
     replies = [
         server.answer([message])[0]
-        for server, message in zip(chor_servers(database, 12), question.messages(), strict=True)
+        for server, message in zip(chor_servers(database), question.messages(), strict=True)
     ]
-    expected, found = question.decode(replies), table.retrieve(keys)
+    expected, found = table.open(question, keys, replies), table.retrieve(keys)
     np.testing.assert_array_equal(found.records, expected.records)
     np.testing.assert_array_equal(found.is_found, expected.is_found)

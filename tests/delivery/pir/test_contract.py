@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keyhole.crypto.prg import Prg
-from keyhole.delivery.base import name_of_round
 from keyhole.delivery.pir.database import PirParams
 from keyhole.delivery.pir.two_server import Batch
 from keyhole.errors import InputError, KeySpaceError, ReplayError, StaleError
@@ -244,7 +243,7 @@ def test_both_sides_hold_the_same_terms(scheme):
 def test_nothing_that_is_printed_holds_a_key(scheme):
     table = table_of(scheme, 7920, 2, 3)
     question = table.query([7919])
-    found = question.decode(table.replies(question.messages()))
+    found = table.open(question, [7919], table.replies(question.messages()))
     for shown in (question, found, table.asker, *table.servers):
         assert "7919" not in repr(shown) + str(shown)
 
@@ -278,7 +277,7 @@ def test_tables_that_differ_have_terms_that_differ(scheme):
     table = table_of(scheme, 9, 4, 3)
     others = [
         table_of(scheme, 9, 4, 3, name=b"others"),
-        table_of(scheme, 9, 4, 3, round_name=name_of_round("round-8")),
+        table_of(scheme, 9, 4, 3, round_id="round-8"),
         table_of(scheme, 9, 4, 2),
         table_of(scheme, 10, 4, 3),
         table_of(scheme, 9, 5, 3),

@@ -1,107 +1,51 @@
-"""The database: rows, tags and digest are exactly what docs/wire.md says."""
-
-from hashlib import sha256
+"""The database: rows are exactly what docs/wire.md says."""
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from keyhole.delivery.base import name_of_round
-from keyhole.delivery.pir.database import Database, tags_of
+from keyhole.crypto.merkle import Tree, hash_leaves, paths
+from keyhole.delivery.base import PrivateTable, PublicTable, name_of_round
+from keyhole.delivery.pir.database import Database
 from keyhole.errors import ShapeError
-
-ROUND = name_of_round("round 7")
-
-
-def random_records(num_keys, record_bytes, seed=0):
-    rng = np.random.default_rng(seed)
-    return rng.integers(0, 256, (num_keys, record_bytes), dtype=np.uint8)
-
-
-def hash_by_hand(round_name, key, record):
-    text = round_name + int(key).to_bytes(8, "little") + record.tobytes()
-    return sha256(b"keyhole-slice" + text).digest()
-
-
-def tag_by_hand(round_name, key, record):
-    return hash_by_hand(round_name, key, record)[:16]
-
-
-@given(st.integers(0, 9), st.integers(0, 300))
-def test_tags_are_sha_256_over_round_key_and_slice(count, record_bytes):
-    records = random_records(count, record_bytes)
-    keys = np.arange(count) * 2**33 + 5
-    tags = tags_of(ROUND, keys, records)
-    assert tags.shape == (count, 16)
-    expected = [tag_by_hand(ROUND, key, record) for key, record in zip(keys, records, strict=True)]
-    assert [tag.tobytes() for tag in tags] == expected
-
-
-@pytest.mark.parametrize("record_bytes", [103, 104, 105, 231, 232, 233, 2048, 2049])
-def test_tags_are_right_where_a_slice_fills_blocks_of_the_hash(record_bytes):
-    records = random_records(7, record_bytes)
-    for key, (tag, record) in enumerate(
-        zip(tags_of(ROUND, np.arange(7), records), records, strict=True)
-    ):
-        assert tag.tobytes() == tag_by_hand(ROUND, key, record)
-
-
-def test_a_tag_changes_with_the_round_the_key_and_every_byte():
-    records = random_records(1, 40)
-    tag = tags_of(ROUND, np.array([3]), records).tobytes()
-    others = [tags_of(name_of_round("round 8"), np.array([3]), records).tobytes()]
-    others += [tags_of(ROUND, np.array([4]), records).tobytes()]
-    for i in range(40):
-        changed = records.copy()
-        changed[0, i] ^= 1
-        others += [tags_of(ROUND, np.array([3]), changed).tobytes()]
-    assert len({tag, *others}) == 43
-
-
-def test_tags_of_records_with_gaps_are_those_of_their_bytes():
-    wide = random_records(6, 80)
-    np.testing.assert_array_equal(
-        tags_of(ROUND, np.arange(3), wide[::2, 10:50]),
-        tags_of(ROUND, np.arange(3), wide[::2, 10:50].copy()),
-    )
+from tests.delivery.pir.schemes import MODEL, database_of, private_table, records_of
 
 
 @pytest.mark.parametrize("record_bytes", [1, 7, 8, 9, 64, 2048])
-def test_a_row_is_slice_tag_and_zeros_up_to_a_word(record_bytes):
-    records = random_records(11, record_bytes)
-    database = Database.of(ROUND, records)
-    words = -(-(record_bytes + 16) // 8)
-    assert (database.rows.dtype, database.rows.shape) == (np.uint64, (11, words))
-    zeros = bytes(8 * words - record_bytes - 16)
-    for key, row in enumerate(database.rows.astype("<u8")):
-        tag = tag_by_hand(ROUND, key, records[key])
-        assert row.tobytes() == records[key].tobytes() + tag + zeros
+@pytest.mark.parametrize(("num_keys", "height"), [(11, 0), (4097, 1)])
+def test_a_row_is_slice_path_and_zeros_up_to_a_word(record_bytes, num_keys, height):
+    records = records_of(num_keys, record_bytes)
+    database = database_of(records, 3)
+    row_bytes = record_bytes + 32 * height
+    words = -(-row_bytes // 8)
+    assert (database.rows.dtype, database.rows.shape) == (np.uint64, (num_keys, words))
+    cells = database.rows.view(np.uint8)
+    tree = Tree.of(hash_leaves(records))
+    np.testing.assert_array_equal(cells[:, :record_bytes], records)
+    np.testing.assert_array_equal(cells[:, record_bytes:row_bytes], paths(tree, height))
+    assert not cells[:, row_bytes:].any()
     assert database.rows.ctypes.data % 64 == 0
-    assert (database.num_keys, database.record_bytes, database.round) == (11, record_bytes, ROUND)
+    names = name_of_round("round-7"), MODEL, tree.root
+    assert database.public == PublicTable(*names, num_keys, row_bytes, 3)
 
 
-def test_the_digest_covers_round_sizes_and_whole_hashes_of_all_slices():
-    """Not the tags: two tables with the same tags are found with 2^64 trials."""
-    records = random_records(5, 12)
-    facts = ROUND + (5).to_bytes(8, "little") + (12).to_bytes(8, "little")
-    hashes = b"".join(hash_by_hand(ROUND, key, record) for key, record in enumerate(records))
-    assert Database.of(ROUND, records).digest == sha256(facts + hashes).digest()
-
-
-def test_any_changed_bit_of_any_slice_changes_the_digest():
-    records = random_records(9, 3)
-    digests = {Database.of(ROUND, records).digest}
+def test_any_changed_bit_of_any_slice_changes_the_root():
+    records = records_of(9, 3)
+    roots = {database_of(records, 2).public.root}
     for bit in range(9 * 3 * 8):
         changed = records.copy()
         changed.reshape(-1)[bit // 8] ^= 1 << bit % 8
-        digests.add(Database.of(ROUND, changed).digest)
-    assert len(digests) == 9 * 3 * 8 + 1
+        roots.add(database_of(changed, 2).public.root)
+    assert len(roots) == 9 * 3 * 8 + 1
+
+
+def test_more_keys_a_query_than_there_are_is_all_of_them():
+    assert database_of(records_of(5, 3), 50).public.max_keys == 5
+    assert database_of(records_of(5, 3), 2).padded_to(50).public.max_keys == 5
 
 
 def test_a_database_keeps_its_own_copy_that_nobody_writes_to():
-    records = random_records(4, 8)
-    database = Database.of(ROUND, records)
+    records = records_of(4, 8).copy()
+    database = database_of(records, 2)
     before = database.rows.copy()
     records[:] = 0
     np.testing.assert_array_equal(database.rows, before)
@@ -110,24 +54,15 @@ def test_a_database_keeps_its_own_copy_that_nobody_writes_to():
 
 
 @pytest.mark.parametrize(
-    ("round_name", "records"),
-    [
-        (bytes(15), random_records(3, 4)),
-        (ROUND, random_records(3, 4).astype(np.int64)),
-        (ROUND, random_records(3, 4)[0]),
-        (ROUND, random_records(0, 4)),
-        (ROUND, random_records(3, 0)),
-    ],
+    "records",
+    [records_of(3, 4).astype(np.int64), records_of(3, 4)[0], np.empty((3, 0), np.uint8)],
+    ids=["numbers", "one row", "no bytes"],
 )
-def test_what_is_no_table_of_bytes_is_refused(round_name, records):
+def test_what_is_no_table_of_bytes_is_refused(records):
+    tree = private_table(records_of(3, 4), 2).tree
     with pytest.raises(ShapeError, match="cannot be made a database"):
-        Database.of(round_name, records)
-
-
-def test_tags_need_a_key_for_every_slice():
-    with pytest.raises(ShapeError, match=r"\(2,\) keys for \(3, 4\) slices"):
-        tags_of(ROUND, np.arange(2), random_records(3, 4))
+        Database.of(PrivateTable("round-7", MODEL, records, tree, 2))
 
 
 def test_printing_a_database_shows_sizes_only():
-    assert repr(Database.of(ROUND, random_records(4, 8))) == "Database(4 slices of 8 bytes)"
+    assert repr(database_of(records_of(4, 8), 2)) == "Database(4 rows of 8 bytes)"

@@ -244,7 +244,7 @@ def test_no_other_layout_is_smaller_by_more_than_the_rounding_to_columns(shape):
 
 def test_columns_stay_within_the_noise_budget_whatever_that_costs():
     """A single key would have the fewest bytes with one slice a column."""
-    shape = LweShape(num_keys=3_000_000, record_bytes=100_000, max_keys=1)
+    shape = LweShape(num_keys=3_000_000, row_bytes=100_016, max_keys=1)
     assert (shape.slices_per_column, shape.columns) == (3, 1_000_000)
     assert shape.failure < 2**-40
     assert shape.columns <= max_columns(1, 100_016)

@@ -28,19 +28,21 @@ from keyhole.wire.http import REFUSAL
 from tests.delivery.pir.golden import assert_golden
 from tests.delivery.pir.mutations import bit_flips, extensions, resealed, truncations
 
-PARAMS = PirParams("two-server", name_of_round("round-7"), 1000, 24, 12, sha256(b"slices").digest())
+MODEL, ROOT = sha256(b"manifest").digest(), sha256(b"slices").digest()
+PARAMS = PirParams("two-server", name_of_round("round-7"), MODEL, ROOT, 1000, 24, 12)
 BODY = bytes(range(40))
 
 PARAMS_STRATEGY = st.builds(
-    lambda scheme, name, num_keys, record_bytes, limit, database: PirParams(
-        scheme, name, num_keys, record_bytes, min(limit, num_keys), database
+    lambda scheme, name, model, root, num_keys, row_bytes, limit: PirParams(
+        scheme, name, model, root, num_keys, row_bytes, min(limit, num_keys)
     ),
     st.sampled_from(get_args(Scheme)),
     st.binary(min_size=16, max_size=16),
-    st.integers(1, 1 << 40),
-    st.integers(1, 1 << 40),
-    st.integers(1, 1 << 40),
     st.binary(min_size=32, max_size=32),
+    st.binary(min_size=32, max_size=32),
+    st.integers(1, 1 << 40),
+    st.integers(1, 1 << 40),
+    st.integers(1, 1 << 40),
 )
 
 
@@ -62,9 +64,10 @@ def test_no_two_terms_have_one_digest():
         replace(PARAMS, scheme="one-server"),
         replace(PARAMS, round=name_of_round("round-8")),
         replace(PARAMS, num_keys=1001),
-        replace(PARAMS, record_bytes=25),
+        replace(PARAMS, row_bytes=25),
         replace(PARAMS, max_keys=13),
-        replace(PARAMS, database=sha256(b"other slices").digest()),
+        replace(PARAMS, model=sha256(b"other manifest").digest()),
+        replace(PARAMS, root=sha256(b"other slices").digest()),
     ]
     assert len({params.digest for params in [PARAMS, *others]}) == len(others) + 1
 
@@ -101,12 +104,13 @@ def test_another_magic_scheme_or_filling_is_refused(at):
     [
         {"scheme": "three-server"},
         {"round": bytes(15)},
-        {"database": bytes(33)},
+        {"model": bytes(31)},
+        {"root": bytes(33)},
         {"num_keys": 0},
-        {"record_bytes": 0},
+        {"row_bytes": 0},
         {"max_keys": 0},
         {"max_keys": 1001},
-        {"record_bytes": (1 << 40) + 1},
+        {"row_bytes": (1 << 40) + 1},
     ],
     ids=str,
 )

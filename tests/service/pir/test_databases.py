@@ -37,10 +37,10 @@ def counted(monkeypatch):
     calls, go, real = [], threading.Event(), Database.of
     go.set()
 
-    def of(name, records):
-        calls.append(name)
+    def of(table):
+        calls.append(table.name)
         go.wait(LONG)
-        return real(name, records)
+        return real(table)
 
     monkeypatch.setattr(Database, "of", staticmethod(of))
     return calls, go

@@ -114,6 +114,12 @@ def test_a_table_without_content_shows_no_key(both, fetch):
     assert not any(path.endswith("/slices") for _, path, *_ in both.recorders[0].seen[seen:])
 
 
+def fetch_once(both, fetch, state, layout):
+    """The tops of a round are fetched with the first queries of a device, and then kept."""
+    with both.device() as device:
+        fetch(device, state.published.id, keys_of(layout))
+
+
 def shown(recorder, start):
     """What a server can see of requests, but for their secrets: methods, paths, lengths."""
     return [(method, path, query, len(body)) for method, path, query, body, _ in recorder[start:]]
@@ -123,6 +129,7 @@ def test_what_a_server_sees_does_not_depend_on_the_keys(both, fetch):
     layout = LAYOUTS["two key spaces"]
     state = published(both, layout)
     views, bodies = [], []
+    fetch_once(both, fetch, state, layout)
     for keys in (
         {"word": [3, 1], "neuron": [5, 0]},
         {"word": [7], "neuron": [2] * 9},
@@ -170,9 +177,11 @@ def test_traffic_counts_what_every_server_sent_and_received(both, fetch):
         traffic = fetch(device, state.published.id, keys_of(layout)).traffic
     bodies = [len(s[3]) for r in both.recorders for s in r.seen if state.published.id in s[1]]
     assert traffic.bytes_up == sum(bodies)
-    assert traffic.requests == 4
-    params = both.params(state.published.id, 0).encode()
-    assert traffic.bytes_down == 2 * (len(params) + TwoServerPir().lengths(params).reply)
+    assert traffic.requests == 5
+    params = both.params(state.published.id, 0)
+    replies = 2 * TwoServerPir().lengths(params.encode()).reply
+    top = 32 * params.num_keys
+    assert traffic.bytes_down == 2 * len(params.encode()) + replies + top
 
 
 STASH = batch.batch_shape(40, 20_000).stash  # of up to forty keys of a client of `wide`
@@ -188,6 +197,7 @@ def wide(word=20_000):
 def test_keys_that_found_no_place_are_dropped_and_nobody_notices(both, fetch, monkeypatch):
     state, keys = published(both, wide(), per_client=40), [*range(0, 200, 20), 0, 20]
     lengths = []
+    fetch_once(both, fetch, state, wide())
     for placed in (True, False):
         starts = [len(recorder.seen) for recorder in both.recorders]
         if not placed:  # none of ten in a bucket, but some in the stash

@@ -40,8 +40,10 @@ def test_terms_are_those_of_the_table_and_may_be_cached_for_ever(service):
     answer = service.ask("GET")
     params = PirParams.decode(answer.content)
     table = service.round.tables[WORD].info
-    assert (params.num_keys, params.record_bytes, params.max_keys) == (WORDS, table.record_bytes, 4)
+    assert (params.num_keys, params.row_bytes, params.max_keys) == (WORDS, table.record_bytes, 4)
     assert params.round == name_table(service.round.id, WORD)
+    assert params.model.hex() == service.round.id.split("-")[1]
+    assert params.root.hex() == table.root
     assert answer.headers["content-type"] == "application/octet-stream"
     assert answer.headers["cache-control"] == "public, max-age=31536000, immutable, no-transform"
     again = service.ask("GET", headers={"if-none-match": answer.headers["etag"]})

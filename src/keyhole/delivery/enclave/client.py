@@ -1,6 +1,6 @@
 """Delivers slices from an enclave: a client verifies it, then asks for all keys under seal.
 
-Hidden from the host and from everybody on the way: the keys, how many there are, and the records;
+Hidden from the host and from everybody on the way: the keys, how many there are, and the rows;
 if HPKE holds, if the hardware isolates the program that the policy lists, and if that program is
 good. Not hidden: who asks, when, and the public maximum of keys. Under simulated evidence nothing
 is hidden from the host, who can look into the process: that must be allowed, and every record says
@@ -9,7 +9,9 @@ an enclave is not constant-time.
 
 The host starts the enclave program, hands it a table, and carries sealed messages to and fro. It
 sees the table, who asks and when, and ciphertext. It is not trusted with more, and need not be:
-whatever it changes, withholds or repeats is refused by the client or by the program.
+whatever it changes, withholds or repeats is refused by the client or by the program. A table that
+it altered gives rows that do not lead to the root of the round; that a client finds some does not
+show (`Retrieved`).
 """
 
 from __future__ import annotations
@@ -52,7 +54,6 @@ from keyhole.delivery.enclave.messages import (
     Evidence,
     Kind,
     open_reply,
-    params_of,
     reply_bytes,
     request_bytes,
     seal_request,
@@ -65,6 +66,7 @@ from keyhole.delivery.exchange import (
     deliver_privately,
     retrieve,
 )
+from keyhole.delivery.paths import path_bytes, top_bytes
 from keyhole.delivery.records import PLAIN, Coding, Demand
 from keyhole.errors import AttestationError, InputError, KeyholeError, ProtocolError, ServiceError
 from keyhole.pricing import Speeds, Workload
@@ -104,11 +106,12 @@ class EnclaveQuery:
         return (self._message.take(),)
 
     def decode(self, replies: Sequence[bytes]) -> Retrieved:
-        """Returns the records in the order of the keys and with their repeats."""
+        """Returns the rows in the order of the keys and with their repeats. A reply that does not
+        open was changed on its way, whatever is in it: the host knows that before anybody."""
         (reply,) = replies
-        records = open_reply(self._context.peek(), self._params, self._nonce, reply)
+        rows = open_reply(self._context.peek(), self._params, self._nonce, reply)
         self._context.take()
-        return Retrieved.whole(records[self._places])
+        return Retrieved.whole(rows[self._places])
 
 
 @dataclass(frozen=True)
@@ -214,15 +217,15 @@ class EnclaveProcess:
         """The number of the process."""
         return self._process.pid
 
-    def load(self, round: bytes, records: NDArray[np.uint8], max_keys: int) -> EnclaveParams:
-        """Hands the program records (K, record_bytes) in place of any other table, whose evidence
-        is worthless then; returns the params that clients need. `round` is of `name_of_round`."""
-        params = params_of(round, records, max_keys)
-        rows_at_once = max(1, PIECE_BYTES // params.record_bytes)
+    def load(self, table: PrivateTable) -> EnclaveParams:
+        """Hands the program the rows of a table in place of any other, whose evidence is worthless
+        then; returns the params that clients need."""
+        params, rows = EnclaveParams.of(table.public), table.rows()
+        rows_at_once = max(1, PIECE_BYTES // params.row_bytes)
         with self._lock:
             self._command(Kind.LOAD, params.encode())
             for start in range(0, params.num_keys, rows_at_once):
-                piece = np.ascontiguousarray(records[start : start + rows_at_once])
+                piece = rows[start : start + rows_at_once]
                 self._command(Kind.ROWS, piece.data.cast("B"))
         return params
 
@@ -372,23 +375,25 @@ class Enclave:
             self._process = None
 
     def price(self, load: Workload, speeds: Speeds) -> Price:
-        """Prices evidence of real hardware, and one pass over the table for each key."""
-        params = EnclaveParams(
-            bytes(16), load.num_keys, load.slice_bytes, load.keys_per_client, bytes(32)
-        )
+        """Prices evidence of real hardware, the top, and one pass over the table for each key."""
+        row_bytes = load.slice_bytes + path_bytes(load.num_keys)
+        numbers = load.num_keys, row_bytes, load.keys_per_client
+        params = EnclaveParams(bytes(16), bytes(32), bytes(32), *numbers)
         quote, collateral = bytes(_QUOTE_BYTES), bytes(_COLLATERAL_BYTES)
         evidence = Evidence("tdx", quote, collateral, bytes(32), bytes(32))
-        scanned = load.cohort * load.keys_per_client * load.table_bytes
+        table, beside = load.num_keys * row_bytes, top_bytes(load.num_keys) + load.broadcast_bytes
+        scanned = load.cohort * load.keys_per_client * table
+        asked = load.keys_per_client * row_bytes
         return Price(
             _ABOUT,
-            len(evidence.encode()) + reply_bytes(params) + load.broadcast_bytes,
+            len(evidence.encode()) + reply_bytes(params) + beside,
             NONCE_BYTES + request_bytes(params),
             {_HOST: scanned / speeds.enclave_scan},
-            speeds.quote_seconds + speeds.seal_seconds + load.asked_bytes / speeds.aes,
-            load.table_bytes,
+            speeds.quote_seconds + speeds.seal_seconds + asked / speeds.aes,
+            table,
             load.num_keys,
             {_HOST: making_seconds(load, speeds)},
-            requests=2,
+            requests=3,
         )
 
     def deliver(self, state: ServerState, keys: Demand) -> Delivered:
@@ -413,7 +418,7 @@ class Enclave:
             return [[process.answer(message) for message in each] for each in sent]
 
         try:
-            params = process.load(table.name, table.records, table.max_keys)
+            params = process.load(table)
             found = {}
             # One after the other: evidence is as fresh as can be.
             for client, keys in wanted.items():

@@ -9,7 +9,7 @@ to it both as HPKE's info and as associated data. The reply is sealed under a ke
 export from the same HPKE context together with a nonce that the enclave draws, as Oblivious HTTP
 does (RFC 9458, section 4.4).
 
-Hidden from the host: the keys, how many of them are padding, and the records, if HPKE holds and the
+Hidden from the host: the keys, how many of them are padding, and the rows, if HPKE holds and the
 private key stays inside. Not hidden: who asks, when, and the params.
 
 Between host and program all travels in frames, on a pair of sockets.
@@ -25,7 +25,7 @@ from dataclasses import astuple, dataclass
 from enum import IntEnum
 from functools import cached_property
 from hashlib import sha256, sha512
-from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, get_args
+from typing import Literal, Protocol, TypeAlias, get_args
 
 import numpy as np
 from cryptography.exceptions import InvalidTag
@@ -44,10 +44,8 @@ from keyhole.crypto.hpke import (
 )
 from keyhole.crypto.hpke import NONCE_BYTES as _IV_BYTES
 from keyhole.crypto.prg import Prg
-from keyhole.errors import InputError, IntegrityError, MalformedError, ShapeError, StaleError
-
-if TYPE_CHECKING:
-    from hashlib import _Hash
+from keyhole.delivery.base import PublicTable
+from keyhole.errors import InputError, IntegrityError, MalformedError, StaleError
 
 EvidenceKind: TypeAlias = Literal["tdx", "sgx", "simulated"]
 """What vouches for the enclave: Intel TDX, Intel SGX, or nothing at all."""
@@ -144,8 +142,8 @@ def report_data_of(public: bytes, config: bytes, nonce: bytes) -> bytes:
     return sha512(b"keyhole-enclave-v1" + public + config + nonce).digest()
 
 
-_PARAMS_MAGIC = b"KHT2"
-_FORM = struct.Struct("<4s4x16sQQQ32s")
+_PARAMS_MAGIC = b"KHT4"
+_FORM = struct.Struct("<4s4x16s32s32sQQQ")
 _MAX = 1 << 40  # of keys: beyond what anybody can scan
 _MAX_SEALED = (1 << 31) - 4096  # bytes of keys, or of records, that can be sealed at once
 _KEY = np.dtype("<i8")  # in a request
@@ -158,25 +156,35 @@ class EnclaveParams:
     What the host can see of a request and its answer depends on these and on nothing else.
 
     Args:
-        round: 16 bytes: which slices these are.
+        round: 16 bytes: which table of which round.
+        model: 32 bytes: the digest of the round's manifest.
+        root: 32 bytes: of the tree over all slices. The program does not compare rows with it:
+            clients do, by the path in each row.
+        row_bytes: of a slice and its path.
         max_keys: m, to which every request is padded.
-        database: 32 bytes: the digest of all slices.
     """
 
     round: bytes
+    model: bytes
+    root: bytes
     num_keys: int
-    record_bytes: int
+    row_bytes: int
     max_keys: int
-    database: bytes
 
     def __post_init__(self) -> None:
-        numbers = (self.num_keys, self.record_bytes, self.max_keys)
-        if (len(self.round), len(self.database)) != (16, 32):
-            raise _bad(f"names of {len(self.round)} and {len(self.database)} bytes")
+        names = len(self.round), len(self.model), len(self.root)
+        numbers = (self.num_keys, self.row_bytes, self.max_keys)
+        if names != (16, 32, 32):
+            raise _bad(f"names of {names} bytes")
         if min(numbers) < 1 or max(numbers) > _MAX or self.max_keys > self.num_keys:
-            raise _bad(f"{self.num_keys} keys, {self.record_bytes} bytes, {self.max_keys} a query")
-        if self.max_keys * max(_KEY.itemsize, self.record_bytes) > _MAX_SEALED:
-            raise _bad(f"{self.max_keys} keys a query, for records of {self.record_bytes} bytes")
+            raise _bad(f"{self.num_keys} keys, {self.row_bytes} bytes, {self.max_keys} a query")
+        if self.max_keys * max(_KEY.itemsize, self.row_bytes) > _MAX_SEALED:
+            raise _bad(f"{self.max_keys} keys a query, for rows of {self.row_bytes} bytes")
+
+    @staticmethod
+    def of(table: PublicTable) -> EnclaveParams:
+        """Returns the params of a table."""
+        return EnclaveParams(*astuple(table))
 
     @cached_property
     def digest(self) -> bytes:
@@ -195,30 +203,11 @@ class EnclaveParams:
         )
 
 
-def params_of(round: bytes, records: NDArray[np.uint8], max_keys: int) -> EnclaveParams:
-    """The params of a table of records (K, record_bytes)."""
-    if records.ndim != 2 or records.dtype != np.uint8:
-        raise ShapeError(
-            f"records that are not a table of bytes: got {records.dtype} of shape {records.shape}; "
-            "expected uint8 of shape (num_keys, record_bytes); pass the slices as bytes, a row "
-            "for each key"
-        )
-    num_keys, record_bytes = records.shape
-    digest = start_digest(round, num_keys, record_bytes)
-    digest.update(np.ascontiguousarray(records).data)
-    return EnclaveParams(round, num_keys, record_bytes, min(max_keys, num_keys), digest.digest())
-
-
-def start_digest(round: bytes, num_keys: int, record_bytes: int) -> _Hash:
-    """The digest of a table before its records: SHA-256, which the records are added to."""
-    return sha256(b"keyhole-enclave-table" + round + struct.pack("<QQ", num_keys, record_bytes))
-
-
 def _bad(got: str) -> InputError:
     return InputError(
-        f"params of an enclave's table that make no sense: got {got}; expected names of 16 and 32 "
-        "bytes; 1..2^40; a request for at most num_keys, with 2 GB of keys, 8 bytes each, or "
-        "records; check num_keys, record_bytes and max_keys"
+        f"params of an enclave's table that make no sense: got {got}; expected names of 16, 32 "
+        "and 32 bytes; 1..2^40; a request for at most num_keys, with 2 GB of keys, 8 bytes each, "
+        "or rows; check num_keys, row_bytes and max_keys"
     )
 
 
@@ -240,7 +229,7 @@ def request_bytes(params: EnclaveParams) -> int:
 
 def reply_bytes(params: EnclaveParams) -> int:
     """The length of every reply under these params."""
-    return _HEAD.size + _SALT_BYTES + params.max_keys * params.record_bytes + TAG_BYTES
+    return _HEAD.size + _SALT_BYTES + params.max_keys * params.row_bytes + TAG_BYTES
 
 
 def seal_request(
@@ -279,19 +268,18 @@ def open_request(
 
 
 def seal_reply(
-    context: Context, params: EnclaveParams, nonce: bytes, records: NDArray[np.uint8], prg: Prg
+    context: Context, params: EnclaveParams, nonce: bytes, rows: NDArray[np.uint8], prg: Prg
 ) -> bytes:
-    """Returns the reply to the request of a context: records (max_keys, record_bytes),
-    contiguous."""
+    """Returns the reply to the request of a context: rows (max_keys, row_bytes), contiguous."""
     head, salt = _head("reply", params, nonce), prg.bytes(_SALT_BYTES)
     key, iv = _reply_key(context, salt)
-    return b"".join([head, salt, AES_128_GCM.cipher(key).encrypt(iv, records.data, head)])
+    return b"".join([head, salt, AES_128_GCM.cipher(key).encrypt(iv, rows.data, head)])
 
 
 def open_reply(
     context: Context, params: EnclaveParams, nonce: bytes, reply: bytes
 ) -> NDArray[np.uint8]:
-    """Returns the records of a reply, (max_keys, record_bytes)."""
+    """Returns the rows of a reply, (max_keys, row_bytes)."""
     if len(reply) != reply_bytes(params):
         raise _malformed("reply", f"{len(reply)} bytes", f"{reply_bytes(params)} bytes")
     head, start = reply[: _HEAD.size], _HEAD.size + _SALT_BYTES
@@ -305,7 +293,7 @@ def open_reply(
             "sealed for this request, unchanged; ask again for all keys, with fresh evidence; the "
             "host may be lying"
         ) from error
-    return np.frombuffer(plain, np.uint8).reshape(params.max_keys, params.record_bytes)
+    return np.frombuffer(plain, np.uint8).reshape(params.max_keys, params.row_bytes)
 
 
 def _reply_key(context: Context, salt: bytes) -> tuple[bytes, bytes]:

@@ -45,7 +45,6 @@ from keyhole.delivery.enclave.messages import (
     open_request,
     report_data_of,
     seal_reply,
-    start_digest,
 )
 from keyhole.delivery.enclave.verifier import (
     NO_HARDWARE_PROTECTION,
@@ -53,7 +52,6 @@ from keyhole.delivery.enclave.verifier import (
     simulated_measurement,
 )
 from keyhole.errors import (
-    IntegrityError,
     KeyholeError,
     MalformedError,
     ReplayError,
@@ -143,31 +141,21 @@ class _Arriving:
     """A table whose rows are on their way."""
 
     def __init__(self, params: EnclaveParams) -> None:
-        words = -(-params.record_bytes // _WORD)
+        words = -(-params.row_bytes // _WORD)
         self.params = params
         self.rows = np.zeros((params.num_keys, words), np.uint64)
-        self._bytes = self.rows.view(np.uint8)[:, : params.record_bytes]
+        self._bytes = self.rows.view(np.uint8)[:, : params.row_bytes]
         self._count = 0
-        self._digest = start_digest(params.round, params.num_keys, params.record_bytes)
 
     def add(self, piece: NDArray[np.uint8]) -> bool:
         """Takes in whole rows; returns whether these were the last."""
-        count, rest = divmod(piece.size, self.params.record_bytes)
+        count, rest = divmod(piece.size, self.params.row_bytes)
         end = self._count + count
         if rest or not count or end > self.params.num_keys:
             raise _malformed("rows", f"{piece.size} bytes", "whole rows, no more than announced")
-        self._bytes[self._count : end] = piece.reshape(count, self.params.record_bytes)
-        self._digest.update(piece.data)
+        self._bytes[self._count : end] = piece.reshape(count, self.params.row_bytes)
         self._count = end
         return end == self.params.num_keys
-
-    def check(self) -> None:
-        """Refuses rows that are not those of the params."""
-        if self._digest.digest() != self.params.database:
-            raise IntegrityError(
-                "rows that are not those of the params: got another digest; expected the digest "
-                "of the database; load the table anew"
-            )
 
 
 @dataclass(repr=False)
@@ -206,7 +194,6 @@ class Inside:
             raise _malformed("rows", "rows", "params before them")
         if arriving.add(piece):
             self._arriving = None
-            arriving.check()
             self._table = _Table(arriving.params, arriving.rows)
 
     def evidence(self, nonce: bytes) -> Evidence:
@@ -243,8 +230,8 @@ class Inside:
         table.nonces[nonce] = True  # before any row is read: nothing is answered twice
         found, visited = oblivious_select(table.rows, keys)
         self.rows_read += int(visited.sum())
-        records = np.ascontiguousarray(found.view(np.uint8)[:, : table.params.record_bytes])
-        return seal_reply(context, table.params, nonce, records, Prg.fresh())
+        rows = np.ascontiguousarray(found.view(np.uint8)[:, : table.params.row_bytes])
+        return seal_reply(context, table.params, nonce, rows, Prg.fresh())
 
     def _whole_table(self) -> _Table:
         if self._table is None:

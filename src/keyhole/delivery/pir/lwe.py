@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from keyhole.arrays import KeyArray
 from keyhole.crypto.prg import SEED_BYTES, Prg
-from keyhole.delivery.pir.database import TAG_BYTES, Database, PirParams
+from keyhole.delivery.pir.database import Database, PirParams
 from keyhole.delivery.pir.messages import FRAME_BYTES, REPLY_BYTES
 
 DIMENSION = 1024
@@ -40,7 +40,7 @@ SCALE_BITS = 24
 """Of q / p = 2^24, what a byte is multiplied by: p = 256."""
 
 HINT_HEAD_BYTES = 8 + 32
-"""What a hint begins with: its magic and the digest of the slices."""
+"""What a hint begins with: its magic and a digest."""
 
 _MODULUS = 256  # p: entries of the matrix are bytes
 _SAFETY_BITS = 40
@@ -74,7 +74,7 @@ class LweShape:
     r is what makes the fewest bytes: hint, and max_keys queries with their replies. The hint and a
     reply grow with r, a query shrinks. The rounding to whole columns is left out of the choice.
 
-    >>> shape = LweShape(num_keys=100_000, record_bytes=2000, max_keys=1000)
+    >>> shape = LweShape(num_keys=100_000, row_bytes=2160, max_keys=1000)
     >>> shape.slices_per_column, shape.columns
     (5, 20000)
     >>> round(shape.total_bytes / 1e6, 1)
@@ -82,18 +82,13 @@ class LweShape:
     """
 
     num_keys: int
-    record_bytes: int
+    row_bytes: int
     max_keys: int
 
     @staticmethod
     def of(params: PirParams) -> LweShape:
         """The shape under params."""
-        return LweShape(params.num_keys, params.record_bytes, params.max_keys)
-
-    @property
-    def row_bytes(self) -> int:
-        """A slice and its tag."""
-        return self.record_bytes + TAG_BYTES
+        return LweShape(params.num_keys, params.row_bytes, params.max_keys)
 
     @property
     def slices_per_column(self) -> int:
@@ -134,7 +129,7 @@ class LweShape:
     @property
     def failure(self) -> float:
         """A bound of the probability that one byte or more of a query is decoded wrongly; its
-        tag shows that, and the client has to ask again."""
+        path shows that, and the client does without the slice."""
         return self.max_keys * self.row_bytes * failure_of_byte(self.columns)
 
     def _bytes_with(self, r: int) -> int:
@@ -152,7 +147,7 @@ BLOCK = 2048
 def matrix_seed(round: bytes, shape: LweShape) -> bytes:
     """The public seed of the matrix: a hash of the round and the shape, so that anyone who names
     rounds can draw matrices but not make one."""
-    facts = struct.pack("<QQQ", shape.num_keys, shape.record_bytes, shape.max_keys)
+    facts = struct.pack("<QQQ", shape.num_keys, shape.row_bytes, shape.max_keys)
     return blake2b(round + facts, digest_size=SEED_BYTES, person=b"keyhole-lwe").digest()
 
 

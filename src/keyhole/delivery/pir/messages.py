@@ -7,9 +7,10 @@ one length it can have, then with its check, then with the params, before its co
 The body of a reply begins with the check of the query that it answers: an old reply does not pass
 for that to a new query. The check finds damage. It does not stop a forger: that is what TLS is for.
 
-Every row of a reply is checked, that of padding too: it is the row of a key that the client drew.
-Were padding not checked, a server that changes one row and sees whether the client fails would
-learn whether that query was padding.
+Reading a reply fails for what its sender knows alone: length, check, head, and which query it
+answers. None of that depends on a key, so a client may say that it cannot read a reply. What the
+rows of a good reply hold does depend on keys; a row that is wrong never makes a client fail, ask
+again or fall silent (`Retrieved`).
 """
 
 from __future__ import annotations
@@ -26,12 +27,11 @@ from cryptography.hazmat.primitives.ciphers.algorithms import AES
 from cryptography.hazmat.primitives.ciphers.modes import GCM
 from numpy.typing import NDArray
 
-from keyhole.arrays import KeyArray
 from keyhole.crypto.codec import CHECK_BYTES, Body, Framing
 from keyhole.crypto.once import Once
 from keyhole.delivery.base import Retrieved
-from keyhole.delivery.pir.database import PirParams, tags_of
-from keyhole.errors import InputError, IntegrityError, MalformedError, ReplayError
+from keyhole.delivery.pir.database import PirParams
+from keyhole.errors import InputError, MalformedError, ReplayError
 
 FrameKind: TypeAlias = Literal["query", "reply"]
 
@@ -52,8 +52,8 @@ def _sum_of_reply(pieces: Iterable[Body]) -> bytes:
 
 _WHAT = "a message of private retrieval"
 _FRAMES: Mapping[FrameKind, Framing] = {
-    "query": Framing(b"KHP1", {"query": 1}, _WHAT),
-    "reply": Framing(b"KHP1", {"reply": 2}, _WHAT, _sum_of_reply),
+    "query": Framing(b"KHP2", {"query": 1}, _WHAT),
+    "reply": Framing(b"KHP2", {"reply": 2}, _WHAT, _sum_of_reply),
 }
 
 FRAME_BYTES = _FRAMES["query"].head_bytes + CHECK_BYTES
@@ -235,18 +235,16 @@ class Wanted:
     """What a client asked for and where in the replies it will be.
 
     Args:
-        keys: (q,) int64: the key of each row of a reply, wanted or drawn as padding.
         slots: (n,) int64: the row of each key that was asked for; -1 if it is in none.
         open: rows of the reply of each server -> (q, row_bytes) uint8; holds what is secret.
     """
 
-    keys: KeyArray
     slots: NDArray[np.int64]
     open: Callable[[Sequence[memoryview]], NDArray[np.uint8]]
 
     def __repr__(self) -> str:
-        """Keys are private: printing shows how many queries there are, padding included."""
-        return f"Wanted({len(self.keys)} queries)"
+        """Keys are private, and so is how many there are."""
+        return "Wanted(...)"
 
 
 class PirQuery:
@@ -287,19 +285,6 @@ class PirQuery:
             for server, (reply, check) in enumerate(zip(replies, self._checks, strict=True))
         ]
         wanted = self._wanted.take()
-        records = _check_tags(self._params, wanted.keys, wanted.open(rows))[wanted.slots]
-        is_found = wanted.slots >= 0
-        records[~is_found] = 0
-        return Retrieved(records, is_found)
-
-
-def _check_tags(params: PirParams, keys: KeyArray, rows: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Returns the slices of rows (m, row_bytes), once all of them have the tags of their keys."""
-    records, tags = rows[:, : params.record_bytes], rows[:, params.record_bytes :]
-    if not np.array_equal(tags_of(params.round, keys, records), tags):
-        raise IntegrityError(
-            "slices that are not those of this round: got a slice without the tag of its round "
-            "and key; expected slices as the digest of the table covers them; ask again for all "
-            "keys, or leave the round: a server lies or is damaged"
-        )
-    return records
+        found, is_found = wanted.open(rows)[wanted.slots], wanted.slots >= 0
+        found[~is_found] = 0
+        return Retrieved(found, is_found)

@@ -13,15 +13,15 @@ et al., USENIX Security 2023) states for 128 bits. We take them over; no estimat
 attacks has been run here. Every query has a secret of its own, so m queries of N clients are m N
 problems that share A. Not hidden: who asks, when, and the maximum m.
 
-Not covered: a server that deviates. Its wrong rows are found by their tags, those of padding like
-all others, so it does not learn which queries are padding. But one that sends a wrong hint or
-damages some columns, and then sees whether a client fails or falls silent, learns whether one of
-these was asked for. Nor is the time that a client's work takes.
+A server that deviates, sends a wrong hint or damages columns, gives wrong rows. Each row carries
+its path to the root of the round, so none of them becomes a slice; and since a client then does
+what it does for a key without a place, the server does not learn whether such a column was asked
+for. Not covered: the time that a client's work takes.
 
 Cost: the hint must be fetched anew in every round, and each key takes a whole query, so this
 competes with sending everything: see `LweShape.total_bytes`. One byte or more of a query is
-decoded wrongly with probability at most `LweShape.failure`, kept below 2^-40 by the layout; the tag
-shows it.
+decoded wrongly with probability at most `LweShape.failure`, kept below 2^-40 by the layout; the
+path shows it.
 """
 
 from __future__ import annotations
@@ -48,16 +48,17 @@ from keyhole.delivery.base import (
     PublicTable,
 )
 from keyhole.delivery.exchange import deliver_by_queries
+from keyhole.delivery.paths import top_bytes
 from keyhole.delivery.pir.database import (
     Database,
     PirParams,
     Scheme,
+    binding_seconds,
     check_scheme,
     numbers_only,
-    plain_params,
+    params_of_load,
     replying_seconds,
     rows_bytes,
-    tagging_seconds,
 )
 from keyhole.delivery.pir.lwe import (
     BLOCK,
@@ -86,7 +87,7 @@ from keyhole.pricing import Speeds, Workload
 if TYPE_CHECKING:
     from keyhole.server.state import ServerState
 
-_MAGIC = b"KHH1" + bytes(4)
+_MAGIC = b"KHH2" + bytes(4)
 _SERVER = 0
 _SCHEME: Scheme = "one-server"
 _ONLY = "server"
@@ -104,18 +105,27 @@ _ABOUT = DeliveryAbout(
 )
 
 
-def hint_of(database: Database, max_keys: int) -> bytes:
+def hint_of(database: Database) -> bytes:
     """Computes the hint of a table: 1024 products for each of its bytes.
 
     Returns:
-        8 bytes of magic, the 32 of the table's digest, then (r, 1024, row_bytes) words of 32 bits,
-        little-endian: the transpose of D A, one slice of the columns after the other.
+        8 bytes of magic, 32 of SHA-256 over the params and what follows, then (r, 1024, row_bytes)
+        words of 32 bits, little-endian: the transpose of D A, one slice of the columns after the
+        other.
     """
-    shape = LweShape.of(plain_params(_SCHEME, database, max_keys))
-    seed = matrix_seed(database.round, shape)
+    params = PirParams.of(_SCHEME, database.public)
+    shape = LweShape.of(params)
+    seed = matrix_seed(params.round, shape)
     product = Columns(database, shape).product(public_matrix(seed, shape.columns), DIMENSION)
-    words = np.ascontiguousarray(product.transpose(1, 0, 2), "<u4")
-    return b"".join([_MAGIC, database.digest, words.data.cast("B")])
+    words = np.ascontiguousarray(product.transpose(1, 0, 2), "<u4").data.cast("B")
+    return b"".join([_MAGIC, _digest(params, words), words])
+
+
+def _digest(params: PirParams, words: memoryview) -> bytes:
+    """What a hint is compared with: it finds damage, and hints of other tables."""
+    found = sha256(params.encode())
+    found.update(words)
+    return found.digest()
 
 
 class OneServerClient:
@@ -145,17 +155,12 @@ class OneServerClient:
 
         message = seal("query", self.params, _SERVER, queries.data.cast("B"))
         rows_bytes = shape.reply_bytes - REPLY_BYTES
-        return PirQuery(self.params, (message,), Wanted(asked, places, open_rows), rows_bytes)
+        return PirQuery(self.params, (message,), Wanted(places, open_rows), rows_bytes)
 
 
-def server_of(database: Database, max_keys: int, max_queries: int = MAX_QUERIES) -> PirServer:
-    """Returns the server of a table, with its hint; a pass serves 1,024 keys, or one query.
-
-    Args:
-        max_keys: beyond the rows of the table they are as many as it has.
-    """
-    hint = hint_of(database, max_keys)
-    params = replace(plain_params(_SCHEME, database, max_keys), database=sha256(hint).digest())
+def server_of(database: Database, max_queries: int = MAX_QUERIES) -> PirServer:
+    """Returns the server of a table, with its hint; a pass serves 1,024 keys, or one query."""
+    hint, params = hint_of(database), PirParams.of(_SCHEME, database.public)
     shape = LweShape.of(params)
     columns, each = Columns(database, shape), max(1, _PASS // shape.max_keys)
 
@@ -182,7 +187,7 @@ def _read_hint(hint: bytes, params: PirParams, shape: LweShape) -> Words:
             f"this is no hint of such a table: got {len(hint)} bytes; expected {shape.hint_bytes} "
             "bytes as docs/wire.md describes them; fetch the hint of these params anew"
         )
-    if sha256(hint).digest() != params.database:
+    if hint[len(_MAGIC) : HINT_HEAD_BYTES] != _digest(params, memoryview(hint)[HINT_HEAD_BYTES:]):
         raise StaleError(
             "a hint that the params do not cover: got a hint of other slices, or damaged; "
             "expected the hint of this table; fetch the params and the hint anew"
@@ -214,8 +219,7 @@ class OneServerPir:
 
     def open(self, table: PrivateTable) -> tuple[PirServer, ...]:
         """Implements `QueryDelivery.open`."""
-        database = Database.of(table.name, table.records)
-        return (server_of(database, table.max_keys, self.max_queries),)
+        return (server_of(Database.of(table), self.max_queries),)
 
     def client(self, params: bytes, hint: bytes = b"") -> OneServerClient:
         """Implements `QueryDelivery.client`."""
@@ -230,29 +234,30 @@ class OneServerPir:
         shape = LweShape.of(PirParams.decode(params))
         return Lengths(shape.query_bytes, shape.reply_bytes, shape.hint_bytes)
 
-    def held_bytes(self, num_keys: int, record_bytes: int, max_keys: int) -> int:
+    def held_bytes(self, num_keys: int, row_bytes: int, max_keys: int) -> int:
         """Implements `QueryDelivery.held_bytes`: rows and the hint."""
-        shape = LweShape.of(numbers_only(_SCHEME, num_keys, record_bytes, max_keys))
-        return rows_bytes(num_keys, record_bytes) + shape.hint_bytes
+        shape = LweShape.of(numbers_only(_SCHEME, num_keys, row_bytes, max_keys))
+        return rows_bytes(num_keys, row_bytes) + shape.hint_bytes
 
     def price(self, load: Workload, speeds: Speeds) -> Price:
-        """Prices the messages and the hint; params, HTTP and TLS are not counted."""
-        numbers = load.num_keys, load.slice_bytes, load.keys_per_client
-        shape = LweShape.of(numbers_only(_SCHEME, *numbers))
-        m, table = load.keys_per_client, rows_bytes(load.num_keys, load.slice_bytes)
+        """Prices the messages, the hint and the top; params, HTTP and TLS are not counted."""
+        shape = LweShape.of(params_of_load(_SCHEME, load))
+        m, table = load.keys_per_client, rows_bytes(load.num_keys, shape.row_bytes)
         seconds = speeds.lwe_seconds(table, load.cohort * m)
-        seconds += replying_seconds(load, speeds, m * shape.slices_per_column * WORD_BYTES)
+        words = m * shape.slices_per_column * WORD_BYTES
+        seconds += replying_seconds(load, speeds, words, shape.row_bytes)
+        down = shape.hint_bytes + shape.reply_bytes + top_bytes(load.num_keys)
         return Price(
             self.about,
-            shape.hint_bytes + shape.reply_bytes + load.broadcast_bytes,
+            down + load.broadcast_bytes,
             shape.query_bytes,
             {_ONLY: seconds},
             # Masks of queries, and of the rows that are opened.
             m * DIMENSION * (shape.columns + shape.row_bytes) / speeds.lwe_products,
-            self.held_bytes(*numbers),
+            self.held_bytes(load.num_keys, shape.row_bytes, m),
             load.num_keys,
-            {_ONLY: tagging_seconds(load, speeds) + table / speeds.lwe_hint},
-            requests=3,
+            {_ONLY: binding_seconds(load, speeds) + table / speeds.lwe_hint},
+            requests=4,
         )
 
     def deliver(self, state: ServerState, keys: Demand) -> Delivered:

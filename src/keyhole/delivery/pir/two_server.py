@@ -9,12 +9,11 @@ Hidden: which keys a client asks for and how many, from each server, for any num
 clients, if both servers do not collude and AES under a fixed key is a circular correlation-robust
 hash. Not hidden: who asks, when, and under which params.
 
-A server that answers from a wrong table, or sends wrong rows, is found by the tags of the slices:
-those of padding are checked like all others, so that a wrong row shows whatever its query is for.
-The tags hold no secret: a server that guesses the key of one query can forge that slice, and if it
-sees whether the client fails it learns whether it guessed right, of a wanted key or of padding. A
-client that falls silent shows the same as one that fails. Not covered beyond that: both servers
-together, the time that a client's work takes, and a table that was wrong from the start.
+A server that answers from a wrong table, or sends wrong rows, is found out by the client: each row
+carries its path to the root of the round, and nobody can forge one, not even for a key they guess.
+The client does then what it does for a key that found no place, so the server does not learn
+whether what it changed was asked for. Not covered: both servers together, the time that a client's
+work takes, and a table that was wrong from the start.
 """
 
 from __future__ import annotations
@@ -49,17 +48,17 @@ from keyhole.delivery.base import (
     PublicTable,
 )
 from keyhole.delivery.exchange import deliver_by_queries
+from keyhole.delivery.paths import top_bytes
 from keyhole.delivery.pir.database import (
-    TAG_BYTES,
     Database,
     PirParams,
     Scheme,
+    binding_seconds,
     check_scheme,
     numbers_only,
-    plain_params,
+    params_of_load,
     replying_seconds,
     rows_bytes,
-    tagging_seconds,
 )
 from keyhole.delivery.pir.messages import (
     FRAME_BYTES,
@@ -218,7 +217,7 @@ class TwoServerClient:
         wanted, places = distinct_keys(keys, self.params.num_keys, self.params.max_keys)
         prg = Prg.fresh() if prg is None else prg
         points = self._batch.assign(wanted, prg)
-        found = Wanted(points.keys, points.slots[places], xor_rows(self.params.row_bytes))
+        found = Wanted(points.slots[places], xor_rows(self.params.row_bytes))
         rows_bytes = len(points.keys) * self.params.row_bytes
         return PirQuery(self.params, self._share(points, prg), found, rows_bytes)
 
@@ -247,16 +246,14 @@ def xor_rows(row_bytes: int) -> Callable[[Sequence[memoryview]], NDArray[np.uint
     return open_rows
 
 
-def params_of(database: Database, max_keys: int) -> PirParams:
-    """Returns the params of a table; `max_keys` beyond its rows are as many as it has."""
-    return plain_params(_SCHEME, database, max_keys)
+def params_of(database: Database) -> PirParams:
+    """Returns the params of a table."""
+    return PirParams.of(_SCHEME, database.public)
 
 
-def servers_of(
-    database: Database, max_keys: int, max_queries: int = MAX_QUERIES
-) -> tuple[PirServer, PirServer]:
+def servers_of(database: Database, max_queries: int = MAX_QUERIES) -> tuple[PirServer, PirServer]:
     """Returns both servers of a table; `max_queries` each."""
-    params = params_of(database, max_keys)
+    params = params_of(database)
     batch = Batch.of(params)
 
     def server(place: int) -> PirServer:
@@ -332,8 +329,7 @@ class TwoServerPir:
 
     def open(self, table: PrivateTable) -> tuple[PirServer, ...]:
         """Implements `QueryDelivery.open`."""
-        database = Database.of(table.name, table.records)
-        return servers_of(database, table.max_keys, self.max_queries)
+        return servers_of(Database.of(table), self.max_queries)
 
     def client(self, params: bytes, hint: bytes = b"") -> TwoServerClient:
         """Implements `QueryDelivery.client`; there is no hint."""
@@ -348,41 +344,40 @@ class TwoServerPir:
         read = PirParams.decode(params)
         return Batch.of(read).lengths(read.row_bytes)
 
-    def held_bytes(self, num_keys: int, record_bytes: int, max_keys: int) -> int:
+    def held_bytes(self, num_keys: int, row_bytes: int, max_keys: int) -> int:
         """Implements `QueryDelivery.held_bytes`: rows, and the list of buckets."""
-        batch = Batch.of(numbers_only(_SCHEME, num_keys, record_bytes, max_keys))
+        batch = Batch.of(numbers_only(_SCHEME, num_keys, row_bytes, max_keys))
         buckets = batch.placement.members_bytes if batch.placement else 0
-        return rows_bytes(num_keys, record_bytes) + buckets
+        return rows_bytes(num_keys, row_bytes) + buckets
 
     def price(self, load: Workload, speeds: Speeds) -> Price:
-        """Prices the messages to both servers; params, HTTP and TLS are not counted."""
-        params = numbers_only(_SCHEME, load.num_keys, load.slice_bytes, load.keys_per_client)
+        """Prices the messages to both servers and the top; params, HTTP and TLS are not counted."""
+        params = params_of_load(_SCHEME, load)
         batch = Batch.of(params)
         lengths = batch.lengths(params.row_bytes)
-        table = rows_bytes(load.num_keys, load.slice_bytes)
-        building, hashes = tagging_seconds(load, speeds), 0
+        table = rows_bytes(load.num_keys, params.row_bytes)
+        building, hashes = binding_seconds(load, speeds), 0
         if batch.placement is not None:
             hashes = batch.placement.num_hashes
             building += load.num_keys * speeds.place_seconds
         seconds = speeds.scan_seconds(table, load.cohort * batch.shape.stash)
         seconds += speeds.bucket_seconds(hashes * table, load.cohort)
         seconds += load.cohort * (hashes + batch.shape.stash) * load.num_keys / speeds.expand
-        seconds += load.cohort * speeds.read_seconds + replying_seconds(
-            load, speeds, batch.num_queries
-        )
+        seconds += load.cohort * speeds.read_seconds
+        seconds += replying_seconds(load, speeds, batch.num_queries, params.row_bytes)
         client = speeds.ask_seconds + batch.num_queries * speeds.share_seconds
-        # Adding up the replies of both, and checking tags.
-        client += 2 * batch.num_queries * (load.slice_bytes + TAG_BYTES) / speeds.opening
+        # Adding up the replies of both, and comparing rows with the top.
+        client += 2 * batch.num_queries * params.row_bytes / speeds.opening
         return Price(
             self.about,
-            2 * lengths.reply + load.broadcast_bytes,
+            2 * lengths.reply + top_bytes(load.num_keys) + load.broadcast_bytes,
             2 * lengths.query,
             {_FIRST: seconds, _SECOND: seconds},
             client,
-            self.held_bytes(load.num_keys, load.slice_bytes, load.keys_per_client),
+            self.held_bytes(load.num_keys, params.row_bytes, load.keys_per_client),
             load.num_keys,
             {_FIRST: building, _SECOND: building},
-            requests=2,
+            requests=3,
         )
 
     def deliver(self, state: ServerState, keys: Demand) -> Delivered:

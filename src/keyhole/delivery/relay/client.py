@@ -4,9 +4,12 @@ Hidden from the relay: keys and slices, as far as HPKE holds. Hidden from the ga
 it is and which belong together, as long as it does not work together with the relay, and the relay
 mixes enough clients. The relay sees who asks and how many requests, which is a public maximum: m is
 padded with uniformly random keys, all requests have one length, and an answer has the length of its
-table. The gateway does see which keys are asked for: this is unlinkability, not secrecy. Not
-covered: the times of requests, keys that only one client can want, and a gateway that gives one
-client another key configuration than all others (compare two sources).
+table. The gateway does see which keys are asked for: this is unlinkability, not secrecy. Were a
+client to fail or ask again when one answer is wrong, a gateway that spoils one answer could see
+whose it was. So an answer that does not open, refuses, or holds a wrong row is treated as that of a
+key without a place, and nothing that anybody else sees follows from it. Not covered: the times of
+requests, keys that only one client can want, and a gateway that gives one client another key
+configuration than all others (compare two sources).
 """
 
 from __future__ import annotations
@@ -42,6 +45,7 @@ from keyhole.delivery.exchange import (
     deliver_privately,
     retrieve,
 )
+from keyhole.delivery.paths import path_bytes, top_bytes
 from keyhole.delivery.records import PLAIN, Coding, Demand
 from keyhole.delivery.relay.binary_http import (
     BinaryRequest,
@@ -59,19 +63,15 @@ from keyhole.delivery.relay.ohttp import (
     response_overhead,
     seal_request,
 )
-from keyhole.errors import MalformedError, NotFoundError, ServiceError
+from keyhole.errors import MalformedError, NotFoundError
 from keyhole.pricing import Speeds, Workload
 
 if TYPE_CHECKING:
     from keyhole.server.state import ServerState
 
-CHECK_FIELD = b"keyhole-check"
-"""The field in which a service vouches for a slice: the first eight hex digits of its leaf."""
-
 _PATH = re.compile(
     rb"/v1/rounds/([0-9a-f-]{1,83})/tables/(0|[1-9]\d{0,8})/slices/(0|[1-9]\d{0,18})"
 )
-_CHECK_BYTES = 8
 
 
 @dataclass(frozen=True)
@@ -81,14 +81,13 @@ class TableShape:
 
     table: int
     num_keys: int
-    record_bytes: int
+    row_bytes: int
     max_keys: int
 
 
-def slice_reply_bytes(record_bytes: int) -> int:
-    """The length of an answer that holds one slice, before it is sealed."""
-    line = 2 + len(CHECK_FIELD) + _CHECK_BYTES
-    return 1 + 2 + 1 + line + len(encode_varint(record_bytes)) + record_bytes
+def slice_reply_bytes(row_bytes: int) -> int:
+    """The length of an answer that holds one row, a slice and its path, before it is sealed."""
+    return 1 + 2 + 1 + len(encode_varint(row_bytes)) + row_bytes
 
 
 def slice_path(round_id: str, table: int, key: int) -> bytes:
@@ -110,7 +109,7 @@ def parse_slice_path(request: BinaryRequest) -> tuple[str, int, int]:
 
 
 def slice_handler(round_id: str, tables: Sequence[NDArray[np.uint8]]) -> Handler:
-    """Answers from tables in memory, (K, record_bytes) each, in the order of the round."""
+    """Answers from tables in memory, (K, row_bytes) each, in the order of the round."""
 
     def answer(request: BinaryRequest) -> Reply:
         asked, table, key = parse_slice_path(request)
@@ -118,8 +117,8 @@ def slice_handler(round_id: str, tables: Sequence[NDArray[np.uint8]]) -> Handler
             raise NotFoundError(
                 "no such slice: got another; expected one of the round; check the round"
             )
-        record = tables[table][key]
-        return Reply(BinaryResponse(200, (), record.tobytes()), slice_reply_bytes(len(record)))
+        row = tables[table][key]
+        return Reply(BinaryResponse(200, (), row.tobytes()), slice_reply_bytes(len(row)))
 
     return answer
 
@@ -147,7 +146,7 @@ class BlindClient:
 
     def reply_bytes(self, table: int) -> int:
         """Of every sealed answer from one of the tables, by its place here."""
-        return slice_reply_bytes(self._tables[table].record_bytes) + self._overhead
+        return slice_reply_bytes(self._tables[table].row_bytes) + self._overhead
 
     def query(self, keys: Sequence[KeyArray], prg: Prg | None = None) -> BlindQuery:
         """Makes a query; repeats and order are the client's own business.
@@ -167,8 +166,7 @@ class BlindClient:
             picked += [(at, int(key)) for key in (*found, *padding)]
         order = prg.permutation(len(picked))
         sealed = [self._seal(*picked[place]) for place in order]
-        shapes = [self._tables[at] for at, _ in picked]
-        return BlindQuery(sealed, order, places, shapes, self._tables)
+        return BlindQuery(sealed, order, places, self._tables)
 
     def _seal(self, at: int, key: int) -> tuple[bytes, Exchange]:
         request = self._request(self._tables[at].table, key)
@@ -186,67 +184,58 @@ class BlindQuery:
         sealed: Sequence[tuple[bytes, Exchange]],
         order: KeyArray,
         places: Sequence[NDArray[np.int64]],
-        shapes: Sequence[TableShape],
         tables: Sequence[TableShape],
     ) -> None:
         self._messages = Once(tuple(message for message, _ in sealed), "requests")
         self._exchanges = Once([exchange for _, exchange in sealed], "answers")
-        self._order, self._places, self._shapes, self._tables = order, places, shapes, tables
+        self._order, self._places, self._tables = order, places, tables
 
     def __repr__(self) -> str:
-        return f"BlindQuery({len(self._shapes)} requests)"
+        return f"BlindQuery({len(self._order)} requests)"
 
     def messages(self) -> tuple[bytes, ...]:
         """The sealed requests, shuffled and of one length."""
         return self._messages.take()
 
-    def responses(self, replies: Sequence[bytes]) -> list[BinaryResponse]:
-        """Opens the answers, one for each message in its order; returns responses table by table:
-        those to the different keys in their order, then padding."""
-        expected = len(self._exchanges.peek())
-        if len(replies) != expected:
-            raise _no_answers(f"{len(replies)} answers to {expected} requests")
-        exchanges = self._exchanges.take()
-        found: dict[int, BinaryResponse] = {}
-        for place, exchange, reply in zip(self._order, exchanges, replies, strict=True):
-            found[int(place)] = decode_response(open_response(exchange, reply))
-        return [found[place] for place in range(len(found))]
-
-    def records(self, responses: Sequence[BinaryResponse]) -> list[NDArray[np.uint8]]:
-        """Returns the slices of each table, (n, record_bytes) in the order of its keys, from good
-        `responses`."""
-        for response, shape in zip(responses, self._shapes, strict=True):
-            if response.status != 200 or len(response.content) != shape.record_bytes:
-                raise _no_answers(f"{len(response.content)} bytes with status {response.status}")
-        found = []
-        for table, places in zip(self._tables, self._places, strict=True):
-            rows = [responses[place].content for place in places]
-            whole = np.frombuffer(bytearray(b"".join(rows)), np.uint8)
-            found.append(whole.reshape(len(rows), table.record_bytes))
-        return found
-
-    def decode(self, replies: Sequence[bytes]) -> list[NDArray[np.uint8]]:
-        """Returns the slices of each table, (n, record_bytes) in the order of its keys.
+    def decode(self, replies: Sequence[bytes]) -> list[Retrieved]:
+        """Returns the rows of each table in the order of its keys, from one answer to each message
+        in its order. Nothing is raised for what one answer holds.
 
         Raises:
-            ServiceError: the gateway refuses a request. Anyone who asks again does so for all keys:
-                what failed must not show.
+            MalformedError: there is not one answer to each request. Their number is the relay's
+                doing, who knows no key.
+            ReplayError: answers have been opened before.
         """
-        responses = self.responses(replies)
-        refused = sum(response.status != 200 for response in responses)
-        if refused:
-            raise ServiceError(
-                f"the gateway refuses: got {refused} of {len(responses)} requests; expected "
-                "answers to all; ask anew; check that the round is still there"
+        expected = len(self._exchanges.peek())
+        if len(replies) != expected:
+            raise MalformedError(
+                f"answers that make no sense: got {len(replies)} answers to {expected} requests; "
+                "expected one to each request; ask anew; check that both sides are of one version"
             )
-        return self.records(responses)
+        exchanges = self._exchanges.take()
+        opened = {
+            int(place): _open_row(exchange, reply)
+            for place, exchange, reply in zip(self._order, exchanges, replies, strict=True)
+        }
+        pairs = zip(self._tables, self._places, strict=True)
+        return [_rows([opened[place] for place in places], t.row_bytes) for t, places in pairs]
 
 
-def _no_answers(got: str) -> MalformedError:
-    return MalformedError(
-        f"answers of the gateway that make no sense: got {got}; expected one slice to each "
-        "request; ask anew; check that both sides are of one version"
-    )
+def _open_row(exchange: Exchange, reply: bytes) -> bytes:
+    """The row in an answer; nothing where it does not open or refuses."""
+    try:
+        response = decode_response(open_response(exchange, reply))
+    except MalformedError:
+        return b""
+    return response.content if response.status == 200 else b""
+
+
+def _rows(found: Sequence[bytes], row_bytes: int) -> Retrieved:
+    """Rows of one table; one of another length is missing, and wrong."""
+    is_found = np.array([len(row) == row_bytes for row in found], bool)
+    whole = b"".join([row if len(row) == row_bytes else bytes(row_bytes) for row in found])
+    rows = np.frombuffer(whole, np.uint8).reshape(len(found), row_bytes)
+    return Retrieved(rows, is_found, int((~is_found).sum()))
 
 
 # Of a round with a number of four digits: each digit more is a byte more of every request.
@@ -288,14 +277,16 @@ class BlindRelay:
         return replace(self, keys_per_client=keys_per_client)
 
     def price(self, load: Workload, speeds: Speeds) -> Price:
-        """Prices one sealed request for each key; four bytes an answer by which a relay packs many
-        into one body are not counted."""
-        shape = TableShape(0, load.num_keys, load.slice_bytes, load.keys_per_client)
+        """Prices one sealed request for each key, and the top; four bytes an answer by which a
+        relay packs many into one body are not counted."""
+        row_bytes = load.slice_bytes + path_bytes(load.num_keys)
+        shape = TableShape(0, load.num_keys, row_bytes, load.keys_per_client)
         client = BlindClient(KeyConfig(0, bytes(PUBLIC_BYTES)), _ROUND_ID, [shape])
         requests = load.cohort * load.keys_per_client
+        beside = top_bytes(load.num_keys) + load.broadcast_bytes
         return Price(
             self.about,
-            client.num_requests * client.reply_bytes(0) + load.broadcast_bytes,
+            client.num_requests * client.reply_bytes(0) + beside,
             client.num_requests * client.request_bytes,
             {
                 _RELAY: requests * speeds.forward_seconds,
@@ -305,6 +296,7 @@ class BlindRelay:
             load.table_bytes,
             load.num_keys,
             {_GATEWAY: making_seconds(load, speeds)},
+            requests=2,
             passed_on_by=_RELAY,
         )
 
@@ -320,10 +312,9 @@ def _retrieve(
 ) -> Mapping[int, Retrieved]:
     """All clients ask; the relay mixes their requests before the gateway opens them."""
     key = GatewayKey.fresh()
-    gateway = Gateway([key], slice_handler(table.id, [table.records]))
-    num_keys, record_bytes = table.records.shape
-    shape = TableShape(0, num_keys, record_bytes, table.max_keys)
+    gateway = Gateway([key], slice_handler(table.id, [table.rows()]))
+    shape = TableShape(0, table.num_keys, table.row_bytes, table.max_keys)
     client = BlindClient(key.config, table.id, [shape])
     links = LocalLinks(lambda sent: relay(sent, gateway.answer_many), list(wanted), tally)
     found = retrieve([Retrieval(client, [keys]) for keys in wanted.values()], links)
-    return {c: Retrieved.whole(records) for c, (records,) in zip(wanted, found, strict=True)}
+    return {client: got for client, (got,) in zip(wanted, found, strict=True)}
