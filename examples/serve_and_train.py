@@ -78,7 +78,7 @@ def new_state():
 
 def be_a_device(url, client):
     """The life of one device: it takes part until it has seen every round."""
-    participant = PopulationClient(client, population).participant()
+    participant = PopulationClient(client, population, (PLAN.seed, 0)).participant()  # a rehearsal
     with Device(url, token=os.environ["TOKEN"]) as device:
         keep_taking_part(device, participant, rounds=ROUNDS)
 
@@ -120,7 +120,8 @@ def train_over_the_service(directory):
             )
             stack.callback(device.wait)
             stack.callback(device.terminate)
-        kind = Served(publisher, SpoolInbox(UpdateSpool(rounds / "updates")), seconds=60)
+        inbox = SpoolInbox(UpdateSpool(rounds / "updates"))
+        kind = Served(publisher, inbox, seconds=60, named=True)
         training = start_run(new_state(), population(), PLAN, kind=kind)
         for record in training.rounds(ROUNDS):
             print(

@@ -253,6 +253,7 @@ OF_ALL_SUMS = {
     "keyhole.aggregation",
     "keyhole.aggregation.base",
     "keyhole.aggregation.exchange",
+    "keyhole.aggregation.privacy.ledger",
     "keyhole.aggregation.privacy.mechanism",
     "keyhole.aggregation.shares",
     "keyhole.aggregation.sum_server",

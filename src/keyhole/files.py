@@ -114,6 +114,26 @@ def sweep(folder: Path) -> None:
                 os.close(descriptor)
 
 
+def kept_secret(path: Path, size: int) -> bytes:
+    """Returns the secret in a file that its owner alone can read; where there is none, one of the
+    system's generator is put there. Of processes that come at once, all get the same."""
+    if not path.exists():
+        make_directory(path.parent)
+        with storage_errors(path, "write"):
+            made = secrets.token_bytes(size)
+            with passing_file(path.parent, made) as passing, suppress(FileExistsError):
+                os.link(passing, path)  # unless another process was first
+            sync_directory(path.parent)
+    with storage_errors(path, "read"):
+        found = path.read_bytes()
+    if len(found) != size:
+        raise StorageError(
+            f"{path.name} holds no secret: got {len(found)} bytes; expected {size}; restore the "
+            "file, or start a new run"
+        )
+    return found
+
+
 def lock_file(path: Path, what: str, flags: int = os.O_RDWR | os.O_CREAT) -> int:
     """Takes a file or directory for this process; the lock ends with it, however it ends."""
     with storage_errors(path, "open"):

@@ -9,7 +9,7 @@ The stream of clients that asynchronous rounds start: cohort after cohort, witho
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from enum import IntEnum
@@ -166,11 +166,11 @@ def sample_dropouts(
 
 @dataclass
 class ClientStream:
-    """Who starts next; a function of the seed and of who could not start."""
+    """Who starts next; a function of the cohorts that `draw` gives for 0, 1, 2 and so on, and of
+    who could not start."""
 
     cohorts: Cohorts
-    seed: int
-    trial: int
+    draw: Callable[[int], Sequence[int]]
     drawn: int = 0  # of the stream, so far
 
     def take(self, count: int, busy: AbstractSet[int]) -> list[int]:
@@ -181,10 +181,9 @@ class ClientStream:
         """
         found: list[int] = []
         passed_over = set(busy)
-        cohorts, seed, trial = self.cohorts, self.seed, self.trial
-        while len(found) < count and len(passed_over) < cohorts.population:
-            t, place = divmod(self.drawn, cohorts.asked)
-            for client in sample_cohort(cohorts, seed, trial, t)[place:]:
+        while len(found) < count and len(passed_over) < self.cohorts.population:
+            t, place = divmod(self.drawn, self.cohorts.asked)
+            for client in self.draw(t)[place:]:
                 if len(found) == count:
                     break
                 self.drawn += 1

@@ -40,7 +40,7 @@ def attack(directory, boost, above):
     stop = threading.Event()
 
     def live(client):
-        one = PopulationClient(client, lambda settings: toy.make_clients())
+        one = PopulationClient(client, lambda settings: toy.make_clients(), toy.REHEARSED)
         lie = Participant(one.choose, one.train, send=sending(boost))
         clock = Clock(sleep=lambda seconds: stop.wait(min(seconds, 0.01)))
         with service.device(name=device_name(client), stop=stop, clock=clock) as device:
@@ -53,7 +53,9 @@ def attack(directory, boost, above):
                     stop.wait(0.01)
 
     with small_service(directory) as service:
-        kind = Served(service.publisher, SpoolInbox(service.spool), poll=0.005, seconds=60.0)
+        kind = Served(
+            service.publisher, SpoolInbox(service.spool), poll=0.005, seconds=60.0, named=True
+        )
         run = start_run(toy.make_state(), toy.make_clients(), plan, kind=kind)
         asked = sample_cohort(plan.cohorts, plan.seed, plan.trial, 0)
         liar = asked[2]

@@ -15,9 +15,8 @@ from click.testing import CliRunner
 from keyhole.cli.token import token
 from keyhole.delivery.records import RecordField, Records
 from keyhole.device.cache import SliceCache
-from keyhole.files import replacing, write_all
+from keyhole.files import kept_secret, replacing, write_all
 from keyhole.service.spool import UpdateSpool
-from keyhole.service.sum_services import kept_salt
 from keyhole.service.sums import AggregatorSettings, SumFiles, Sums
 from keyhole.wire.messages import SumOpening
 from tests.service.sums.aggregators import COHORT, round_name, terms_of
@@ -50,7 +49,7 @@ def test_keys(shared, verb):
 
 
 def test_the_salt_of_a_run(shared):
-    assert len(kept_salt(shared / "run" / "salt")) == 16
+    assert len(kept_secret(shared / "run" / "salt", 16)) == 16
     assert (made(shared), readable(shared)) == (1, [])
 
 

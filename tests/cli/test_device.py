@@ -17,6 +17,7 @@ from keyhole.errors import AccessError, InputError, KeyholeError, NotFoundError,
 from keyhole.experiments.experiment import Experiment
 from keyhole.experiments.specs import spec_of
 from keyhole.rounds.clients import ClientJob, choose_keys
+from keyhole.rounds.draws import Draws
 from keyhole.wire.messages import encode_update
 from keyhole.wire.sockets import Clock
 from tests.helpers import DIGEST, LAYOUTS
@@ -51,11 +52,12 @@ def test_a_device_of_a_task_sends_what_its_client_sends_in_process(
     service, token_file, few_writers, environment, monkeypatch, tmp_path
 ):
     monkeypatch.setenv("KEYHOLE_CACHE", environment["KEYHOLE_CACHE"])
-    spec = spec_of("emnist_2nn", sizes=SIZES, keys={"neuron": {"count": 8}}, seed=5, trial=2)
+    spec = spec_of("emnist_2nn", sizes=SIZES, keys={"neuron": {"count": 8}}, seed=5)
     experiment = Experiment(spec, load_data(str(few_writers), "images", 5))
-    plan, state = experiment.run_parts(2), experiment.start(2, None).state
-    published = service.publish_state(state, settings=run_settings(experiment)).published
-    task = ("--task", "emnist_2nn", "--client", 3, "--data", few_writers)
+    plan, state = experiment.run_parts(0), experiment.start(0, None).state
+    settings = run_settings(experiment, Draws("secret", bytes(32)), 0)
+    published = service.publish_state(state, settings=settings).published
+    task = ("--task", "emnist_2nn", "--client", 3, "--data", few_writers, "--seed", 5)
     done = run(
         service.url, "--token-file", token_file, "--rounds", 1, "--cache", tmp_path / "c", *task
     )
@@ -63,7 +65,7 @@ def test_a_device_of_a_task_sends_what_its_client_sends_in_process(
     assert "round 0: 8 keys" in done.output
     layout, clients, t = state.layout, experiment.clients, published.manifest.number
     keys = choose_keys(3, t, layout, clients, plan)
-    update = ClientJob.of(5, 2, t, 3, keys, state.select(keys)).run(clients)
+    update = ClientJob.of(5, 0, t, 3, keys, state.select(keys)).run(clients)
     expected = encode_update(layout, update, layout.keys_by_space(keys))
     assert service.stored(published.id) == {"device-3": expected}
 
@@ -160,7 +162,8 @@ def test_a_device_says_once_that_it_waits_and_why_it_missed_a_round(capsys):
     wait = answer(200, b'{"wait": 4.26}')
     now = answer(200, OPEN)
     late = refusal(410, "TooLateError", "the round is over")
-    options = {"task": "so_tag", "data": None, "client": 0, "rounds": None, "trust": ()}
+    options = {"task": "so_tag", "data": None, "client": 0, "rounds": None}
+    options |= {"trust": (), "seed": None}
     with (
         scripted(wait, now, wait, late, late, wait, refusal(401, "AccessError")) as script,
         Device(f"http://127.0.0.1:{script.port}", clock=Clock(sleep=lambda _: None)) as made,
@@ -196,7 +199,7 @@ def test_the_token_of_another_client_is_refused_before_the_service_is_asked(toke
 
 
 def test_another_task_than_the_run_s_is_one_error(service, token_file, few_writers):
-    settings = {"seed": 0, "trial": 0, "keys_per_client": {"row": 1}}
+    settings = {"nonce": "0" * 32, "keys_per_client": {"row": 1}}
     spec = spec_of("emnist_2nn").for_devices()
     service.publish(LAYOUTS["rows"], settings={**settings, "spec": spec})
     args = ("--task", "emnist_cnn", "--token-file", token_file, "--client", 3, "--rounds", 1)
@@ -206,7 +209,7 @@ def test_another_task_than_the_run_s_is_one_error(service, token_file, few_write
 
 @pytest.mark.parametrize("spec", [None, {"version": 1}, {"version": 4, "task": "so_tag"}])
 def test_a_round_that_does_not_say_how_to_train_is_refused(service, token_file, spec):
-    settings = {"seed": 0, "trial": 0, "keys_per_client": {"row": 1}, "spec": spec}
+    settings = {"nonce": "0" * 32, "keys_per_client": {"row": 1}, "spec": spec}
     service.publish(LAYOUTS["rows"], settings=settings)
     args = ("--task", "so_tag", "--token-file", token_file, "--client", 3, "--rounds", 1)
     with pytest.raises(InputError, match="the record of a run that the round carries"):

@@ -159,7 +159,7 @@ def test_what_was_spent_is_shown_and_kept(tmp_path):
     said = invoke(*args, rounds=3, out=tmp_path).output
     epsilon = records[-1].privacy["epsilon"]
     assert f"privacy spent: epsilon {epsilon:.4g} at delta 0.001 after 3 rounds" in said
-    assert "one client (add-or-remove, separated cohorts)" in said
+    assert "one client (add-or-remove, separated cohorts; simulated" in said
 
 
 def test_arms_keep_apart_what_is_added_up_otherwise():

@@ -286,7 +286,7 @@ def _devices(service, clients, fetch_of=None, send_of=None):
 
     def live(client):
         name = device_name(client)
-        one = PopulationClient(client, lambda settings: clients)
+        one = PopulationClient(client, lambda settings: clients, (SEED, 0))
         clock = Clock(sleep=lambda seconds: stop.wait(min(seconds, 0.01)))
         with ExitStack() as stack:
             how = {} if fetch_of is None else {"fetch": fetch_of(stack)}
@@ -303,7 +303,7 @@ def _rounds(service, case, inbox=None, **more):
     coding = Coding(case.get("coding", "plain"))
     inbox = inbox or SpoolInbox(service.spool)
     more = {"seconds": 120.0, "poll": 0.005, **more}
-    return Served(service.publisher, inbox, coding=coding, **more)
+    return Served(service.publisher, inbox, coding=coding, named=True, **more)
 
 
 @contextmanager

@@ -12,9 +12,9 @@ from keyhole.aggregation.privacy.mechanism import Privacy
 from keyhole.errors import BudgetError, InputError
 from keyhole.rounds.account import Account, Attendance
 from keyhole.rounds.clients import Clients
-from keyhole.rounds.loop import resume_run, start_run
+from keyhole.rounds.loop import Synchronous, resume_run, start_run
 from keyhole.rounds.machine import Buffering
-from keyhole.rounds.round import Synchronous, run_round
+from keyhole.rounds.round import run_round
 from keyhole.rounds.spec import RunParts
 from keyhole.sampling import Cohorts
 from keyhole.server.optimizers import SGD
@@ -66,9 +66,49 @@ def test_correlated_noise_needs_cohorts_that_take_turns():
     cyclic = Cohorts(1000, 6, "cyclic")
     with pytest.raises(InputError, match="do not belong together"):
         account("plain", Cohorts(1000, 6), kind="correlated", rounds=8)
-    with pytest.raises(InputError, match="do not belong together"):
-        account("plain", cyclic)
     account("plain", cyclic, kind="correlated", rounds=8).check(0)
+
+
+@pytest.mark.parametrize("sampling", ["fixed", "poisson"])
+@pytest.mark.parametrize("drawn", ["named", "secret"])
+def test_over_a_service_nothing_is_gained_by_sampling(sampling, drawn):
+    """One round with noise of one clipping norm is one Gaussian: 4.887 at delta 1e-6, by
+    Delta(x) = Phi(1/2 - x) - e^x Phi(-1/2 - x) = delta. As sampling of 1 in 830 it would be 0.028,
+    for those alone who do not know who was drawn."""
+    privacy = Privacy(clip=1.0, noise=1.0, delta=1e-6)
+    cohorts = Cohorts(83_000, 100, sampling)
+    made = Account.of(privacy, cohorts, aggregation_named("plain"), LAYOUT, {"row": 8}, drawn)
+    spent = made.describe(0, range(100), 100)
+    assert spent["epsilon"] == pytest.approx(4.887, abs=1e-3)
+    assert (spent["sampling"], spent["drawn"]) == ("participation", drawn)
+    # Four rounds are one Gaussian with half the noise.
+    assert made.describe(3, range(100), 100)["epsilon"] == pytest.approx(10.997, abs=1e-3)
+    if drawn == "named":
+        assert "epsilon_unseen" not in spent
+    elif sampling == "poisson":
+        assert spent["epsilon_unseen"] == pytest.approx(0.028, abs=5e-4)
+    else:
+        # The same for a client replaced, whose sum moves by twice the clip: 3.89.
+        assert 0 < spent["epsilon_unseen"] < spent["epsilon"]
+
+
+def test_cohorts_that_take_turns_count_a_client_once_in_a_turn():
+    privacy = Privacy(clip=1.0, noise=1.0, delta=1e-6)
+    turns = Cohorts(1000, 100, "cyclic")
+    made = Account.of(privacy, turns, aggregation_named("plain"), LAYOUT, {"row": 8}, "secret")
+    found = [made.describe(t, range(100), 100) for t in (0, 9, 10)]
+    assert [spent["participations"] for spent in found] == [1, 1, 2]
+    assert [round(spent["epsilon"], 2) for spent in found] == [4.89, 4.89, 7.29]
+
+
+def test_rounds_that_do_not_take_turns_are_not_applied():
+    """The account of cyclic cohorts without correlated noise rests on their turns, too."""
+    privacy = Privacy(clip=1.0, noise=2.0, delta=1e-3)
+    run = start_run(state(), clients(16), plan(privacy, Cohorts(16, 4, "cyclic")), kind=Skips())
+    rounds = run.rounds(5)
+    next(rounds), next(rounds)
+    with pytest.raises(InputError, match="4 of 4 clients back too soon"):
+        next(rounds)
 
 
 def test_a_round_of_another_size_is_refused():
@@ -167,6 +207,9 @@ class Skips:
     def next(self, t, state, clients, plan, execute):
         made, record = run_round(2 * t, state, clients, plan, execute)
         return made, replace(record, round=t)
+
+    def prepare(self, parts, directory):
+        return parts
 
     def dump(self):
         return b""

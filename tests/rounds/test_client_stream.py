@@ -11,7 +11,7 @@ from tests.rounds import toy
 def stream(drawn=0, buffering=None, **cohorts):
     made = Cohorts(**{"population": 20, "size": 5, **cohorts})
     plan = toy.make_plan(cohorts=made, buffering=buffering)
-    return ClientStream(plan.cohorts, plan.seed, plan.trial, drawn)
+    return ClientStream(plan.cohorts, plan.draw_cohort, drawn)
 
 
 def cohort(t):

@@ -14,6 +14,7 @@ oracle = load_example("algorithm2_by_hand")
 
 FEATURE = kh.KeySpace("feature", 60)
 EXAMPLES = oracle.make_clients(20, FEATURE.num_keys, seed=5)
+REHEARSED = (3, 0)  # seed and trial of `make_plan`, which devices know from their operator
 LAYOUT = kh.Layout.of({"x": np.zeros(60, np.float32)}, kh.Cut(FEATURE, {"x": 0}))
 
 

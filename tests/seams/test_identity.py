@@ -9,8 +9,7 @@ import pytest
 from keyhole.errors import InputError
 from keyhole.experiments.experiment import Experiment
 from keyhole.experiments.specs import spec_of
-from keyhole.rounds.loop import resume_run, start_run
-from keyhole.rounds.round import Synchronous
+from keyhole.rounds.loop import Synchronous, resume_run, start_run
 from keyhole.rounds.spec import RunParts
 from keyhole.sampling import Cohorts
 from keyhole.server.optimizers import SGD

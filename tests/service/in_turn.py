@@ -46,7 +46,7 @@ class InTurn:
         """What is left to do: to train and to send."""
         name = device_name(client)
         token = self._service.keyring.issue("round", name, now=0, seconds=1e12, round_id=round_id)
-        one = PopulationClient(client, lambda settings: toy.make_clients())
+        one = PopulationClient(client, lambda settings: toy.make_clients(), toy.REHEARSED)
         told = Assignment(round_id, t, token)
         with self._service.device(name=name) as device:
             known = device.known(told)

@@ -58,7 +58,7 @@ def die_in_a_fork(*arguments):
 def main(plan, directory, path, rounds, last, moment):
     spool = UpdateSpool(directory / "updates")
     with Publisher(directory) as publisher:
-        kind = Served(publisher, SpoolInbox(spool), poll=0.005)
+        kind = Served(publisher, SpoolInbox(spool), poll=0.005, named=True)
         begin = resume_run if path.exists() else start_run
         run = begin(toy.make_state(), toy.make_clients(), plan, path, kind)
         list(run.rounds(last))

@@ -12,7 +12,7 @@ EVERYONE = range(len(toy.EXAMPLES))
 
 
 @contextmanager
-def devices(service, clients=EVERYONE, pause=0.01):
+def devices(service, clients=EVERYONE, pause=0.01, rehearsed=toy.REHEARSED):
     """Devices that take part until the block ends, each in a thread.
 
     Args:
@@ -20,11 +20,13 @@ def devices(service, clients=EVERYONE, pause=0.01):
         clients: whose devices live.
         pause: seconds between two questions at the most; where a trainer starts anew, all of them
             wait for it, and short ones take the time that it needs.
+        rehearsed: seed and trial of the run in process that they rehearse; None draws from the
+            nonce of each round.
     """
     stop = threading.Event()
 
     def live(client):
-        one = PopulationClient(client, lambda settings: toy.make_clients())
+        one = PopulationClient(client, lambda settings: toy.make_clients(), rehearsed)
         clock = Clock(sleep=lambda seconds: stop.wait(min(seconds, pause)))
         with service.device(name=device_name(client), stop=stop, clock=clock) as device:
             keep_taking_part(device, one.participant())

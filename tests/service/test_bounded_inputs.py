@@ -37,7 +37,7 @@ def lying(service, stop, heard):
     """A device that lies in every round, and notes what it is told."""
 
     def live(client):
-        one = PopulationClient(client, lambda settings: toy.make_clients())
+        one = PopulationClient(client, lambda settings: toy.make_clients(), toy.REHEARSED)
         participant = Participant(one.choose, one.train, send=boosted)
         clock = Clock(sleep=lambda seconds: stop.wait(min(seconds, 0.01)))
         with service.device(name=device_name(client), stop=stop, clock=clock) as device:

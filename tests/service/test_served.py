@@ -1,15 +1,19 @@
 """Training over the service: the bytes of a run in process, and what happens when things stop."""
 
 import shutil
+import stat
 import threading
 from math import inf
 
 import numpy as np
 import pytest
 
+from keyhole.aggregation.privacy.mechanism import Privacy
 from keyhole.delivery.clear import Pregenerated
 from keyhole.delivery.records import Coding
 from keyhole.device.take_part import PopulationClient, fetch_at_home, take_part
+from keyhole.errors import InputError
+from keyhole.rounds.draws import Draws
 from keyhole.rounds.loop import resume_run, start_run
 from keyhole.sampling import Cohorts, sample_cohort
 from keyhole.server.optimizers import SGD, Adam
@@ -26,6 +30,8 @@ ROUNDS = 4
 
 
 def served(service, **options):
+    """Rounds with the cohorts of a run in process, which is then met to the byte."""
+    options = {"named": True, **options}
     return Served(service.publisher, SpoolInbox(service.spool), poll=0.005, **options)
 
 
@@ -131,6 +137,56 @@ def test_a_stop_while_waiting_loses_nothing(tmp_path):
     assert toy.model_bytes(run.state) == toy.model_bytes(expected.state)
 
 
+def test_cohorts_are_drawn_from_a_secret_that_a_run_keeps(tmp_path):
+    """A trainer that is stopped goes on with the same cohorts; the seed does not tell them."""
+    plan, asked = toy.make_plan(), []
+    with small_service(tmp_path / "rounds") as service:
+        for begin, until in ((start_run, 2), (resume_run, 4)):
+            kind = served(service, seconds=0.01, named=False)
+            kind.goes_on = True
+            run = begin(toy.make_state(), toy.make_clients(), plan, tmp_path / "run", kind)
+            asked += [tuple(record.clients) for record in run.rounds(until)]
+            run.close()
+    secret = (tmp_path / "run" / "secret").read_bytes()
+    draws = Draws("secret", secret)
+    assert asked == [draws.cohort(plan.cohorts, plan.seed, plan.trial, t) for t in range(4)]
+    assert asked != [sample_cohort(plan.cohorts, plan.seed, plan.trial, t) for t in range(4)]
+    assert stat.S_IMODE((tmp_path / "run" / "secret").stat().st_mode) == 0o600
+    told = [file for file in (tmp_path / "run").rglob("*") if file.is_file()]
+    told += [file for file in (tmp_path / "rounds").rglob("*") if file.is_file()]
+    for file in told:
+        is_other = file.name != "secret"
+        assert not (is_other and (secret in (data := file.read_bytes()) or hexed(secret) in data))
+
+
+def hexed(secret):
+    return secret.hex().encode()
+
+
+def test_devices_draw_from_the_nonce_of_a_round(tmp_path):
+    """Without a seed of their own, and a new one in every round."""
+    plan, nonces = toy.make_plan(cohorts=Cohorts(len(toy.EXAMPLES), 2)), []
+    with small_service(tmp_path) as service, devices(service, rehearsed=None):
+        kind = served(service, named=False)
+        run = start_run(toy.make_state(), toy.make_clients(), plan, kind=kind)
+        for _ in run.rounds(2):
+            with service.device() as device:
+                settings = device.known(device.current().round).manifest.settings
+            nonces.append(settings["nonce"])
+            assert not {"seed", "trial"} & settings.keys()
+    assert run.state.steps == 2
+    assert len(set(nonces)) == 2
+
+
+def test_a_plain_sum_over_a_service_promises_nothing(tmp_path):
+    plan = toy.make_plan(privacy=Privacy(clip=1.0, noise=1.0, delta=1e-2))
+    with small_service(tmp_path) as service:
+        run = start_run(toy.make_state(), toy.make_clients(), plan, kind=served(service))
+        with pytest.raises(InputError, match="arrives in the clear: got privacy with plain"):
+            next(run.rounds(1))
+        assert service.publisher.cohort_of(0) is None  # nothing was published
+
+
 def test_updates_of_rounds_that_are_done_are_removed(tmp_path):
     with small_service(tmp_path) as service, devices(service):
         run = start_run(toy.make_state(), toy.make_clients(), toy.make_plan(), kind=served(service))
@@ -166,7 +222,7 @@ def test_devices_that_select_at_home_make_the_same_model(tmp_path):
         training = threading.Thread(target=lambda: list(run.rounds(1)))
         training.start()
         for client in asked:
-            one = PopulationClient(client, lambda settings: toy.make_clients())
+            one = PopulationClient(client, lambda settings: toy.make_clients(), toy.REHEARSED)
             with service.device(name=device_name(client)) as device:
                 while not hasattr(take_part(device, one.participant(fetch_at_home)), "round"):
                     pass

@@ -44,7 +44,7 @@ def plan_of(*numbers, **rest):
 
 def served(service, *summons, **options):
     inbox = SpoolInbox(service.spool)
-    return Served(service.publisher, inbox, *summons, poll=0.002, **options)
+    return Served(service.publisher, inbox, *summons, poll=0.002, named=True, **options)
 
 
 def trained(plan, kind=None, rounds=ROUNDS):
@@ -139,7 +139,9 @@ class Watched:
 def watched_run(tmp_path, plan, rounds=ROUNDS):
     with small_service(tmp_path) as service:
         publisher = Watched(service.publisher)
-        kind = Served(publisher, SpoolInbox(service.spool), InTurn(service, plan), poll=0.0)
+        kind = Served(
+            publisher, SpoolInbox(service.spool), InTurn(service, plan), poll=0.0, named=True
+        )
         return publisher.cohorts, trained(plan, kind, rounds)[1]
 
 

@@ -34,7 +34,13 @@ class Trainer:
     def rounds(self, until, *summons, **options):
         begin = resume_run if self.folder.exists() else start_run
         options = {"poll": 0.002, **options}
-        kind = Served(self.service.publisher, SpoolInbox(self.service.spool), *summons, **options)
+        kind = Served(
+            self.service.publisher,
+            SpoolInbox(self.service.spool),
+            *summons,
+            named=True,
+            **options,
+        )
         run = begin(toy.make_state(), toy.make_clients(), self.plan, self.folder, kind)
         try:
             yield from run.rounds(until)
@@ -139,7 +145,7 @@ def test_devices_are_given_their_time_from_when_they_were_told(service):
     plan = plan_of(Buffering(4, 2, duration=at_once))
     options = {"seconds": 10.0, "clock": lambda: now[0], "poll": 0.0}
     inbox = SpoolInbox(service.spool)
-    kind = Served(service.publisher, inbox, InTurn(service, plan), **options)
+    kind = Served(service.publisher, inbox, InTurn(service, plan), named=True, **options)
     run = start_run(toy.make_state(), toy.make_clients(), plan, kind=kind)
     assert [record.lost_before for record in run.rounds(4)] == [[]] * 4
 
@@ -149,11 +155,11 @@ def test_a_run_goes_on_with_the_kind_of_clients_that_are_at_work(service, tmp_pa
     trainer = Trainer(service, tmp_path / "devices", Buffering(4, 2))
     list(trainer.rounds(1, InTurn(service, plan)))
     made = toy.make_state(), toy.make_clients(), plan
-    with pytest.raises(InputError, match="has devices at work: got clients in process"):
+    with pytest.raises(InputError, match=r"another draws: got Draws\(kind=simulated\)"):
         resume_run(*made, tmp_path / "devices")
     run = start_run(*made, tmp_path / "alone")
     list(run.rounds(1))
     run.close()
     trainer.folder = tmp_path / "alone"
-    with pytest.raises(InputError, match="clients at work in process: got devices"):
+    with pytest.raises(InputError, match=r"another draws: got Draws\(kind=named\)"):
         list(trainer.rounds(2, InTurn(service, plan)))

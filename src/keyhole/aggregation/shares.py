@@ -114,6 +114,14 @@ class SumFacts:
         return sha256(self.params + self.model).digest()
 
     @property
+    def noise_multiplier(self) -> float:
+        """Standard deviation of the noise of one server over the most that an update measures; 0
+        where that has no bound, and where counts of clients are told or rows dropped by them, for
+        which it does not account."""
+        is_counted = self.with_counts or self.min_per_key > 0
+        return 0.0 if self.norm == inf or is_counted else self.noise / self.norm
+
+    @property
     def public_message_bytes(self) -> int:
         """Of a client's public message."""
         return _PUBLIC_BYTES + self.public_bytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ import click
 from keyhole.cli.options import (
     DIRECTORY,
     EXISTING_FILE,
+    NumberRange,
     deny_list_of,
     deny_option,
     listen_of,
@@ -73,6 +75,19 @@ if TYPE_CHECKING:
     help="Close a sum that has been open for this long, without its trainer.",
 )
 @click.option(
+    "--max-epsilon",
+    type=NumberRange(0, min_open=True),
+    help="Take part in no sum that would spend more of a device's privacy, over all runs; "
+    "`keyhole privacy` shows what is spent.",
+    show_default="no bound",
+)
+@click.option(
+    "--delta",
+    default=1e-6,
+    type=NumberRange(0, 1, min_open=True, max_open=True),
+    help="For which --max-epsilon holds.",
+)
+@click.option(
     "--max-sums", default=4, type=click.IntRange(1, 1024), help="Sums that may be here at one time."
 )
 @click.option(
@@ -109,6 +124,7 @@ def aggregator(directory: Path, **options: Any) -> None:
 def _app_maker(directory: Path, options: dict[str, Any]) -> Callable[[Metrics], AggregatorApp]:
     """What makes the service in its worker; files of keys are read before a port is taken."""
     from keyhole.aggregation import shared_sum
+    from keyhole.aggregation.privacy.ledger import Budget
     from keyhole.service.access import Keyring
     from keyhole.service.aggregator import AggregatorApp, Keyrings
     from keyhole.service.finishing import PeerLine
@@ -132,6 +148,7 @@ def _app_maker(directory: Path, options: dict[str, Any]) -> Callable[[Metrics], 
         max_sums=options["max_sums"],
         max_table=options["max_table_mb"] << 20,
         max_upload=body,
+        budget=Budget(options["max_epsilon"] or inf, options["delta"]),
     )
     client = HttpClient(
         options["peer"],

@@ -168,6 +168,13 @@ def _pinned(path: Path | None) -> bytes | None:
     "--client", type=click.IntRange(0), default=0, show_default=False, help="Number of that client."
 )
 @data_option
+@click.option(
+    "--seed",
+    type=click.IntRange(0, 2**32 - 1),
+    help="Rehearse: train with the random numbers of a run in process of this seed, and make "
+    "synthetic data with it. A round never tells it.",
+    show_default="random numbers of each round; synthetic data of seed 0",
+)
 @click.option("--table", help="Fetch slices of this table instead.")
 @click.option("--slices", metavar="KEY,KEY,...", help="Keys of those slices.")
 @click.option("--out", type=FILE, help="Where they go: an .npz file, one array per parameter.")
@@ -260,8 +267,9 @@ def _take_part(
 ) -> None:
     from keyhole.device.take_part import PopulationClient, keep_taking_part
 
-    made_by = _population(options["task"], options["data"], options["trust"])
-    population = PopulationClient(options["client"], made_by)
+    made_by = _population(options)
+    rehearsed = None if options["seed"] is None else (options["seed"], 0)
+    population = PopulationClient(options["client"], made_by, rehearsed)
 
     sent: list[int] = []
     looked = -inf
@@ -310,12 +318,11 @@ def _why_wait(made: Device, sent: Sequence[int]) -> str:
     return f"this device is not in the cohort of round {now.number}{before}"
 
 
-def _population(
-    task: str, data: str, trusted: Sequence[str]
-) -> Callable[[DeviceSettings], Clients]:
+def _population(options: Mapping[str, Any]) -> Callable[[DeviceSettings], Clients]:
     """Makes the population as `keyhole train` does, by what the run tells its devices."""
     from keyhole.experiments.specs import defaults_of, spec_for_device
 
+    task, data, trusted, seed = (options[name] for name in ("task", "data", "trust", "seed"))
     defaults_of(task)
 
     def make(settings: DeviceSettings) -> Clients:
@@ -331,7 +338,7 @@ def _population(
 
         spec = spec_for_device(told, [task.partition(":")[0], *trusted])
         sizes = synthetic_sizes(data, [spec])
-        dataset = load_data(data, task_named(task).kind, spec.seed, **sizes)
+        dataset = load_data(data, task_named(task).kind, seed or 0, **sizes)
         return Experiment(spec, dataset).clients
 
     return make

@@ -40,7 +40,7 @@ _CLEAR = ("--aggregation", "--trim", "--untouched", "--norm-alarm", "--above-nor
 _TRAINED = (
     *("--data", "--rounds", "--cohort", "--algorithm", "--client-lr", "--server-lr"),
     *("--batch-size", "--max-examples", "--min-examples", "--evaluate-every", "--mean-over"),
-    *("--negatives", "--concurrency", "--max-staleness", "--seed"),
+    *("--negatives", "--concurrency", "--max-staleness"),
     *("--over-selection", "--min-updates", "--max-update-norm"),
 )
 
@@ -73,6 +73,13 @@ def flower() -> None:
     type=NumberRange(1, 86_400),
     default=120.0,
     help="Wait this many seconds for SuperNodes.",
+)
+@in_group(
+    PLACE,
+    "--named-cohorts",
+    is_flag=True,
+    help="Rehearse: draw cohorts from seed 0, as a run in process does, and not from a secret of "
+    "the run.",
 )
 @aggregator_options
 @in_group(
@@ -144,6 +151,7 @@ def app(context: click.Context, /, directory: Path, task: str, **options: Any) -
         "service": options["service"],
         "token-key": _absolute(options["token_key"]),
         "min-nodes": options["min_nodes"],
+        "named-cohorts": options["named_cohorts"],
         "delivery": options["delivery"],
         "second": options["second"],
         "aggregators": " ".join(map(_with_key, options["aggregators"])),

@@ -33,6 +33,7 @@ VERBS: Mapping[str, Mapping[str, str]] = {
         "mirror": "Copy published rounds to an object store and back.",
         "relay": "Hide from a slice service who asks for slices.",
         "aggregator": "Add up shares of updates as one of two aggregators.",
+        "privacy": "Show what sums have spent of devices' privacy.",
         "token": "Make signing keys, and tokens for devices.",
     },
     "Take part": {

@@ -16,7 +16,7 @@ from keyhole.cli.options import (
     json_option,
     signing_option,
 )
-from keyhole.cli.runs import coding_option, read_run, recover_run, run_settings
+from keyhole.cli.runs import coding_option, draws_of, read_run, recover_run, run_settings
 from keyhole.cli.screen import progress_bars
 from keyhole.delivery.records import Coding
 
@@ -67,7 +67,8 @@ def _publish(
 ) -> Published:
     from keyhole.service.directory import read_current
 
-    current = read_current(publisher.directory)
+    current, draws = read_current(publisher.directory), draws_of(run)
+    number = 0 if current is None else current.number + 1
     found = recover_run(run, experiment, options["threads"])
     with closing(found.store):
         for note in found.notes:
@@ -76,9 +77,9 @@ def _publish(
             bar = bars.add_task("publish", total=None, note="", unit="slices")
             return publisher.publish_state(
                 found.state,
-                number=0 if current is None else current.number + 1,
-                coding=Coding(coding, experiment.spec.seed),  # type: ignore[arg-type]
-                settings=run_settings(experiment),
+                number=number,
+                coding=Coding(coding, draws.rounding()),  # type: ignore[arg-type]
+                settings=run_settings(experiment, draws, number),
                 threads=options["threads"],
                 segment_bytes=options["segment_mb"] << 20,
                 progress=lambda done, total: bars.update(bar, completed=done, total=total),

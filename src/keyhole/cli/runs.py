@@ -15,7 +15,9 @@ from keyhole.cli.screen import import_shown, progress_bars
 from keyhole.delivery import all_deliveries
 from keyhole.delivery.records import CodingKind
 from keyhole.errors import InputError
+from keyhole.files import kept_secret
 from keyhole.identity import Ref
+from keyhole.rounds.draws import SECRET_BYTES, Draws
 from keyhole.rounds.spec import RunSpec
 
 if TYPE_CHECKING:
@@ -72,16 +74,21 @@ def recover_run(run: Path, experiment: Experiment, threads: int = 1) -> Recovere
     return recover(run / "state", layout, threads=threads, optimizer=optimizer)
 
 
-def run_settings(experiment: Experiment) -> dict[str, Any]:
-    """What devices are told about a run whose state is given out."""
+def run_settings(experiment: Experiment, draws: Draws, number: int) -> dict[str, Any]:
+    """What devices are told about a run whose state is given out as round `number`."""
     spec = experiment.spec
     return {
-        "seed": spec.seed,
-        "trial": spec.trial,
+        "nonce": draws.nonce(number),
         "keys_per_client": experiment.keys_per_client,
         "shared_keys": spec.shared_keys,
         "spec": spec.for_devices(),
     }
+
+
+def draws_of(run: Path) -> Draws:
+    """What a run draws from whose state is given out: a secret in its directory, and not its
+    seed."""
+    return Draws("secret", kept_secret(run / "secret", SECRET_BYTES))
 
 
 def load_data(source: str, kind: str, seed: int, **sizes: int) -> Dataset:
@@ -214,8 +221,21 @@ def privacy_line(record: RoundRecord) -> str:
     spent = record.privacy
     if not spent:
         return ""
-    epsilon = "without bound" if spent["epsilon"] is None else f"{spent['epsilon']:.4g}"
+
+    def bound(name: str) -> str:
+        return "without bound" if spent[name] is None else f"{spent[name]:.4g}"
+
+    counted = f"{spent['sampling']} cohorts"
+    if spent["sampling"] == "participation":
+        counted = f"counted in {spent['participations']} of them"
+    how = {
+        "simulated": "; simulated: cohorts and noise come from the seed",
+        "named": "; cohorts were named by the seed",
+    }.get(spent["drawn"], "")
+    if "epsilon_unseen" in spent:
+        how = f"; {bound('epsilon_unseen')} for those who do not see who takes part"
     return (
-        f"privacy spent: epsilon {epsilon} at delta {spent['delta']:g} after {spent['rounds']} "
-        f"rounds, for one {spent['unit']} ({spent['neighbours']}, {spent['sampling']} cohorts)"
+        f"privacy spent: epsilon {bound('epsilon')} at delta {spent['delta']:g} after "
+        f"{spent['rounds']} rounds, for one {spent['unit']} ({spent['neighbours']}, "
+        f"{counted}{how})"
     )

@@ -26,7 +26,7 @@ from keyhole.cli.options import (
     listen_options,
     refuse,
 )
-from keyhole.cli.runs import coding_option, read_run, recover_run, run_settings
+from keyhole.cli.runs import coding_option, draws_of, read_run, recover_run, run_settings
 from keyhole.errors import InputError
 
 if TYPE_CHECKING:
@@ -332,17 +332,18 @@ def _on_demand_app(
     experiment = read_run(run, options["data"])
     found = recover_run(run, experiment)
     found.store.close()  # the run may go on: this worker holds its state as it is now
+    draws, number = draws_of(run), found.state.steps
     rounds = OnDemandRounds(
         max_bytes=options["memory_mb"] << 20,
         executor=ThreadPoolExecutor(1),
         counts=Counts(tell=metrics.add),
     )
     rounds.publish(
-        sources_of(found.state, Coding(options["coding"], experiment.spec.seed)),
+        sources_of(found.state, Coding(options["coding"], draws.rounding())),
         found.state.layout,
-        number=found.state.steps,
-        step=found.state.steps,
-        settings=run_settings(experiment),
+        number=number,
+        step=number,
+        settings=run_settings(experiment, draws, number),
     )
     check_tables(options, rounds)  # the round is there no sooner
     return App(rounds, metrics=metrics, extra_routes=extra(rounds), **known)

@@ -12,6 +12,7 @@ import click
 from keyhole.aggregation import aggregation_named, aggregation_names
 from keyhole.cli.options import (
     EXISTING_FILE,
+    FILE,
     PLACE,
     NameOr,
     NumberRange,
@@ -20,6 +21,7 @@ from keyhole.cli.options import (
     refuse,
 )
 from keyhole.cli.token import read_token
+from keyhole.files import kept_secret
 
 if TYPE_CHECKING:
     import threading
@@ -116,6 +118,20 @@ device_sum_options = options_of(
         help="With --aggregators: take part in no sum that opens rows which fewer clients sent.",
         show_default="all rows",
     ),
+    in_group(
+        PLACE,
+        "--ledger",
+        type=FILE,
+        help="With --aggregators: note here what sums spend of this device's privacy, run after "
+        "run; `keyhole privacy` shows it.",
+    ),
+    in_group(
+        PLACE,
+        "--max-epsilon",
+        type=NumberRange(0, min_open=True),
+        help="With --ledger: take part in no sum beyond this epsilon, over all runs.",
+        show_default="no bound",
+    ),
 )
 
 
@@ -135,7 +151,7 @@ def check_aggregator_flags(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def sum_services(options: Mapping[str, Any], directory: Path, stop: threading.Event) -> SumServices:
     """The aggregators of a run, whose directory keeps the salt of its sums."""
-    from keyhole.service.sum_services import AggregatorClient, SumServices, kept_salt
+    from keyhole.service.sum_services import SALT_BYTES, AggregatorClient, SumServices
     from keyhole.wire.http import HttpClient
 
     ca, insecure = options["aggregator_ca"], options["aggregators_insecure"]
@@ -146,7 +162,7 @@ def sum_services(options: Mapping[str, Any], directory: Path, stop: threading.Ev
         )
         for party, (url, file) in enumerate(pairs)
     )
-    salt, min_clients = kept_salt(directory / _SALT), options["min_clients"] or 0
+    salt, min_clients = kept_secret(directory / _SALT, SALT_BYTES), options["min_clients"] or 0
     return SumServices(first, second, salt=salt, min_clients=min_clients, stop=stop)
 
 
@@ -156,10 +172,15 @@ def send_of(options: Mapping[str, Any], connect: Callable[[str, str, Path | None
 
     if not options["aggregators"]:
         minima = "min_clients", "min_noise", "min_clients_per_key"
-        refuse(options, ("aggregator_tokens", "aggregation", *minima), _WITH_TWO)
+        own = "aggregator_tokens", "aggregation", "ledger", "max_epsilon"
+        refuse(options, (*own, *minima), _WITH_TWO)
         return Device.send
+    if options["max_epsilon"] and not options["ledger"]:
+        raise click.UsageError("--max-epsilon goes with --ledger")
     from keyhole.aggregation import shared_sum
+    from keyhole.aggregation.privacy.ledger import Budget, Ledger
     from keyhole.device.sums import SumPolicy, SumSend, aggregator_of
+    from keyhole.wire.assignment import device_name
 
     files = options["aggregator_tokens"] or (None, None)
     (one, first_key), (other, second_key) = map(aggregator_of, options["aggregators"])
@@ -172,8 +193,11 @@ def send_of(options: Mapping[str, Any], connect: Callable[[str, str, Path | None
         min_noise=options["min_noise"] or 0.0,
         min_per_key=options["min_clients_per_key"] or 0,
     )
-    keys = first_key, second_key
-    return SumSend(first, second, keys, policy, shared_sum(options["aggregation"]))
+    file, budget = options["ledger"], Budget(options["max_epsilon"] or inf)
+    ledger = None if file is None else Ledger(file, budget)
+    keys, name = (first_key, second_key), device_name(options["client"])
+    aggregation = shared_sum(options["aggregation"])
+    return SumSend(first, second, keys, policy, aggregation, ledger, name)
 
 
 def check_served_clear(spec: RunSpec) -> None:

@@ -176,6 +176,13 @@ def _row(spec: RunSpec) -> tuple[str, ...]:
 )
 @in_group(
     PLACE,
+    "--named-cohorts",
+    is_flag=True,
+    help="With --devices: rehearse. Draw cohorts from --seed, as a run in process does, and not "
+    "from a secret of the run.",
+)
+@in_group(
+    PLACE,
     "--replace-rounds",
     is_flag=True,
     help="With --devices: drop the rounds and updates that another run has left in DIR.",
@@ -286,7 +293,7 @@ def _check_flags(options: Mapping[str, Any], spec: RunSpec) -> None:
     if engine != "ray":
         refuse(options, ("address", "shards"), "goes with --engine ray")
     if options["devices"] is None:
-        refuse(options, ("round_seconds", "replace_rounds"), "goes with --devices")
+        refuse(options, ("round_seconds", "named_cohorts", "replace_rounds"), "goes with --devices")
 
 
 @contextmanager
@@ -317,7 +324,7 @@ def _rounds(
             usual = inf if options["concurrency"] is None else _DEVICE_SECONDS
             tell = WaitingNotice(is_terminal=sys.stderr.isatty())
             made = Served(publisher, inbox, seconds=seconds or usual, stop=stop, on_arrival=tell)
-            made.goes_on = options["replace_rounds"]
+            made.goes_on, made.named = options["replace_rounds"], options["named_cohorts"]
             return made
 
         yield make

@@ -24,6 +24,7 @@ from pathlib import Path
 
 from keyhole.aggregation import shared_sum
 from keyhole.aggregation.exchange import SharedSum, client_of
+from keyhole.aggregation.privacy.ledger import Charge, Ledger
 from keyhole.aggregation.shares import SumFacts, seal_share
 from keyhole.arrays import Tree
 from keyhole.crypto.hpke import PUBLIC_BYTES
@@ -149,6 +150,9 @@ class SumSend:
         keys: of both, 32 bytes each, as `keyhole aggregator` shows them to its operator.
         policy: what the device accepts.
         aggregation: how the update is shared; the sum that comes with keyhole if left out.
+        ledger: where the device notes what its sums spend, over all runs, and what it refuses
+            beyond; None keeps none.
+        name: of the device in the ledger, which several may share.
     """
 
     first: Device
@@ -156,12 +160,15 @@ class SumSend:
     keys: tuple[bytes, bytes]
     policy: SumPolicy = field(default_factory=SumPolicy)
     aggregation: SharedSum = field(default_factory=shared_sum)
+    ledger: Ledger | None = None
+    name: str = "device"
 
     def __call__(self, device: Device, round: Assignment, update: Tree, keys: DeviceKeys) -> int:
         """Sends the update of a round.
 
         Raises:
             ViolationError: the device does not accept the params.
+            BudgetError: the sum would spend more than the device's own budget.
             MalformedError, StaleError: they are of another sum, or do not fit the model.
             InputError: the round has no secure sum; nothing is sent in the clear instead.
             NotFiniteError: NaN or infinity in the update.
@@ -172,13 +179,17 @@ class SumSend:
         known = device.known(round)
         params = params_in(known)
         _check_bound(known)
-        self.policy.check(self.aggregation.facts(params))
+        facts = self.aggregation.facts(params)
+        self.policy.check(facts)
         client = client_of(self.aggregation, params, digest_of(known.id), known.layout)
         made = client.shard(update, known.keys_by_space(keys))
         bodies = [
             seal_share(key, known.id, body)
             for key, body in zip(self.keys, made.bodies, strict=True)
         ]
+        if self.ledger is not None:  # before anything leaves; a round that is sent again costs once
+            noise, population = facts.noise_multiplier, device.client.place
+            self.ledger.charge(Charge(round.round, population, noise, (self.name,)))
         for aggregator, body in zip((self.first, self.second), bodies, strict=True):
             _post(aggregator, round, body)
         return sum(map(len, bodies))

@@ -1,8 +1,10 @@
 """Takes part in rounds until it is told to stop: checks in, fetches, trains, sends.
 
-`PopulationClient` is a client of a simulated population as a device: the same keys and the same
-update, over the network. What a run tells its devices is in the settings of the manifest. All
-randomness derives from there, so a run over the service gives the bytes of a run in process.
+`PopulationClient` is a client of a simulated population as a device: it chooses and trains as in
+process, over the network. What a run tells its devices is in the settings of the manifest: a nonce
+of the round, from which a device draws, and never the run's seed. Where the device's own operator
+knows the seed and the trainer names cohorts by it, a run over the service gives the bytes of the
+run in process.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import inf
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
 
@@ -300,14 +302,14 @@ class DeviceSettings(msgspec.Struct, frozen=True):
     """What a run tells its devices.
 
     Attributes:
+        nonce: 32 hex digits of this round, from which its devices draw.
         keys_per_client: key space -> most keys of a client.
         shared_keys: whether all clients of a round draw the same random keys.
         spec: how to train, as `RunSpec.for_devices` tells it; None in runs of functions of your
             own.
     """
 
-    seed: int
-    trial: int
+    nonce: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
     keys_per_client: dict[str, int]
     shared_keys: bool = False
     spec: dict[str, Any] | None = None
@@ -317,11 +319,6 @@ class DeviceSettings(msgspec.Struct, frozen=True):
         """How to train."""
         return DeviceSpec.read(self.spec or {})
 
-    @property
-    def devices(self) -> tuple[DeviceClass, ...]:
-        """No kinds of device: this one is of one kind, and its operator knows which."""
-        return ()
-
     @staticmethod
     def of(known: KnownRound) -> DeviceSettings:
         """The settings in the manifest of a round."""
@@ -330,9 +327,21 @@ class DeviceSettings(msgspec.Struct, frozen=True):
         except msgspec.ValidationError as error:
             raise InputError(
                 f"round {known.id} does not belong to a run of a population: got settings in which "
-                f"{error}; expected seed, trial and keys_per_client; take part with functions of "
+                f"{error}; expected nonce and keys_per_client; take part with functions of "
                 "your own, or publish the run with its plan"
             ) from error
+
+
+@dataclass(frozen=True)
+class _Rules:
+    """What decides a client's keys besides its data, in one round; a `KeyRules`. This device is of
+    one kind, and its operator knows which."""
+
+    seed: int
+    trial: int
+    keys_per_client: Mapping[str, int]
+    shared_keys: bool
+    devices: tuple[DeviceClass, ...] = ()
 
 
 @dataclass
@@ -341,10 +350,13 @@ class PopulationClient:
 
     Args:
         population: `settings -> the population`; called when a run is met for the first time.
+        rehearsed: seed and trial of a run in process whose keys and updates it makes, from its own
+            operator; None draws from the nonce of each round.
     """
 
     client: int
     population: Callable[[DeviceSettings], Clients]
+    rehearsed: tuple[int, int] | None = None
     _met: dict[bytes, Clients] = field(default_factory=dict, repr=False)
 
     def participant(self, fetch: Fetch = Device.fetch, send: Send = Device.send) -> Participant:
@@ -356,16 +368,21 @@ class PopulationClient:
         settings = DeviceSettings.of(known)
         clients = self._clients(settings)
         check_keys_per_client(known.layout, settings.keys_per_client)
-        return choose_keys(self.client, known.manifest.number, known.layout, clients, settings)
+        rules = _Rules(*self._draws(settings), settings.keys_per_client, settings.shared_keys)
+        return choose_keys(self.client, known.manifest.number, known.layout, clients, rules)
 
     def train(self, known: KnownRound, fetched: Submodel) -> Tree:
         """The update that the client makes in process, too."""
         settings, keys = DeviceSettings.of(known), fetched.keys
-        run = settings.seed, settings.trial, known.manifest.number
+        run = *self._draws(settings), known.manifest.number
         return ClientJob.of(*run, self.client, keys, fetched.model).train(self._clients(settings))
 
+    def _draws(self, settings: DeviceSettings) -> tuple[int, int]:
+        """Seed and trial, in the words of a run in process."""
+        return self.rehearsed or (int(settings.nonce, 16), 0)
+
     def _clients(self, settings: DeviceSettings) -> Clients:
-        name = msgspec.json.encode(settings)
+        name = msgspec.json.encode(msgspec.structs.replace(settings, nonce=""))
         if name not in self._met:
             clients = self.population(settings)
             if not 0 <= self.client < clients.count:

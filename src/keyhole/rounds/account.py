@@ -14,12 +14,20 @@ delta.
 
 Of cohorts of a fixed size nothing is to be charged: how many come does not depend on whose data one
 of them has, if clients do not drop out because of their data.
+
+**Who is drawn.** That a client may not have been drawn makes a round cheaper, but only for those
+who cannot know: `Drawn`. Where cohorts are simulated in one process, the account is that of their
+sampler, for a run whose cohorts stay secret. Over a service, the slice service and the aggregators
+see who takes part, so that every client counts in each round that it may have been in: in all, or
+where cohorts are cyclic, which `Attendance` holds them to, once in `separation`. Where a secret of
+the run draws them, those who see only models are told besides what it costs for them
+(`epsilon_unseen`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import exp, isfinite, lgamma, log, log1p
 from typing import Any
 
@@ -27,10 +35,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from keyhole.aggregation.base import Aggregation, about_of, check_declares_noise
-from keyhole.aggregation.privacy.accountant import Accountant, Mechanism
+from keyhole.aggregation.privacy.accountant import Accountant, Mechanism, epsilon_of
 from keyhole.aggregation.privacy.mechanism import Privacy
 from keyhole.errors import InputError
 from keyhole.primitives.layout import Layout
+from keyhole.rounds.draws import Drawn
 from keyhole.rounds.record import RoundRecord
 from keyhole.sampling import Cohorts
 
@@ -75,7 +84,7 @@ class Participation:
             if too_soon:
                 odd = f"{too_soon} of {len(clients)} clients back too soon"
             raise InputError(
-                f"a cohort that correlated noise does not protect: got {odd}; expected clients "
+                f"a cohort that the account does not know: got {odd}; expected clients "
                 f"whose last round is {self.separation} rounds ago or more; draw cohorts that take "
                 "turns"
             )
@@ -114,6 +123,8 @@ class Account:
     privacy: Privacy
     cohorts: Cohorts
     failure: float = 0.0
+    drawn: Drawn = "simulated"
+    unseen: Mechanism | None = None  # a round for those who do not see who takes part
 
     @staticmethod
     def of(
@@ -122,25 +133,30 @@ class Account:
         aggregate: Aggregation,
         layout: Layout,
         keys_per_client: Mapping[str, int],
+        drawn: Drawn = "simulated",
     ) -> Account:
         """The account of a run that adds updates up in this way."""
         check_declares_noise(aggregate)
         _check_cohorts(privacy, cohorts, aggregate)
-        about, failure = about_of(aggregate), 0.0
+        about = about_of(aggregate)
         assert about.min_clients is not None  # `check_declares_noise`
         assert about.failure is not None
+        # With the client a sum may fail, and without it: either can give it away.
+        undone = 2 * about.failure(layout, keys_per_client, cohorts)
+        if privacy.kind == "correlated":
+            undone *= privacy.strategy(cohorts).participations / privacy.rounds
+            return Account(privacy, cohorts, undone, drawn)
+        if cohorts.sampling == "cyclic" or drawn == "named":
+            return Account(privacy, cohorts, undone, drawn)
+        failure = undone * cohorts.asked / cohorts.population
         if cohorts.sampling == "poisson":
             minimum = max(cohorts.min_updates, about.min_clients)
             stays = (1 - cohorts.lost_before) * (1 - cohorts.lost_after)
             share = stays * cohorts.asked / cohorts.population
             failure += odds_of_deciding(cohorts.population, share, minimum)
-        # In how many of a round a client takes part, on average, at the most.
-        parts = cohorts.asked / cohorts.population
-        if privacy.kind == "correlated":
-            parts = privacy.strategy(cohorts).participations / privacy.rounds
-        # With the client a sum may fail, and without it: either can give it away.
-        failure += 2 * parts * about.failure(layout, keys_per_client, cohorts)
-        return Account(privacy, cohorts, failure)
+        if drawn == "simulated":
+            return Account(privacy, cohorts, failure, drawn)
+        return Account(privacy, cohorts, undone, drawn, _sampled(privacy, cohorts, failure))
 
     def check(self, t: int) -> None:
         """Raises BudgetError if round t would spend more than there is."""
@@ -159,7 +175,14 @@ class Account:
             noise_multiplier=self.privacy.noise,
         )
         spent = asdict(accountant.spent())
-        return spent | {"epsilon": spent["epsilon"] if isfinite(spent["epsilon"]) else None}
+        told: dict[str, Any] = {
+            "epsilon": _or_none(spent["epsilon"]),
+            "drawn": self.drawn,
+            "participations": made_for.participations(t + 1),
+        }
+        if self.unseen is not None:
+            told["epsilon_unseen"] = _or_none(epsilon_of(self.unseen, t + 1, self.privacy.delta))
+        return spent | told
 
     def _after(self, rounds: int) -> Accountant:
         """The accountant after `rounds` rounds, which were those of the plan: each was held against
@@ -177,12 +200,27 @@ class Account:
 
     def _mechanism(self) -> Mechanism:
         cohorts, rounds = self.cohorts, self.privacy.rounds
-        drawn = cohorts.population, cohorts.asked, self.privacy.noise
-        if cohorts.sampling == "cyclic":
-            return Mechanism("separated", *drawn, "add-or-remove", "", rounds, self.failure)
-        if cohorts.sampling == "poisson":
-            return Mechanism("poisson", *drawn, "add-or-remove", failure=self.failure)
-        return Mechanism("fixed", *drawn, "replace-one", failure=self.failure)
+        made = cohorts.population, cohorts.asked, self.privacy.noise
+        if self.privacy.kind == "correlated":
+            return Mechanism("separated", *made, "add-or-remove", "", rounds, self.failure)
+        if cohorts.sampling == "cyclic" or self.drawn != "simulated":
+            apart = cohorts.separation if cohorts.sampling == "cyclic" else 1
+            known = Mechanism("participation", *made, "add-or-remove", failure=self.failure)
+            return replace(known, separation=apart)
+        return _sampled(self.privacy, cohorts, self.failure)
+
+
+def _sampled(privacy: Privacy, cohorts: Cohorts, failure: float) -> Mechanism:
+    """A round of cohorts that nobody knows."""
+    made = cohorts.population, cohorts.asked, privacy.noise
+    if cohorts.sampling == "poisson":
+        return Mechanism("poisson", *made, "add-or-remove", failure=failure)
+    return Mechanism("fixed", *made, "replace-one", failure=failure)
+
+
+def _or_none(epsilon: float) -> float | None:
+    """JSON has no infinity."""
+    return epsilon if isfinite(epsilon) else None
 
 
 class Attendance:
@@ -196,8 +234,9 @@ class Attendance:
     ) -> None:
         self._privacy, self._next = privacy, 0
         self._took_part: Participation | None = None
-        if privacy is not None and privacy.kind == "correlated":
-            separation = privacy.strategy(cohorts).separation
+        if privacy is not None and cohorts.sampling == "cyclic":
+            is_planned = privacy.kind == "correlated"
+            separation = privacy.strategy(cohorts).separation if is_planned else cohorts.separation
             self._took_part = Participation(cohorts.population, separation)
         for record in past:
             self.admit(record)
@@ -220,20 +259,19 @@ class Attendance:
             if record.round != self._next:
                 raise InputError(
                     f"nobody knows any more who took part: got round {record.round} after "
-                    f"{self._next} known ones; expected the records of all rounds, for correlated "
-                    "noise; restore records.jsonl, or start a new run"
+                    f"{self._next} known ones; expected the records of all rounds, for cohorts "
+                    "that take turns; restore records.jsonl, or start a new run"
                 )
             self._took_part.record(np.array(record.clients, np.int64), record.round)
         self._next = record.round + 1
 
 
 def _check_cohorts(privacy: Privacy, cohorts: Cohorts, aggregate: Aggregation) -> None:
-    if (privacy.kind == "correlated") != (cohorts.sampling == "cyclic"):
+    if privacy.kind == "correlated" and cohorts.sampling != "cyclic":
         raise InputError(
             f"noise and sampling that do not belong together: got {privacy.kind} noise with "
-            f"{cohorts.sampling} cohorts; expected correlated noise with cyclic cohorts, other "
-            "noise with fixed or poisson; change one of them: an account of another sampler would "
-            "be wrong"
+            f"{cohorts.sampling} cohorts; expected correlated noise with cyclic cohorts; change "
+            "one of them: an account of another sampler would be wrong"
         )
     if cohorts.over_selection > 1 and cohorts.sampling != "fixed":
         # Who comes first keeps another out: a sum moves by 2 C, and noise is made for C.

@@ -15,6 +15,7 @@ import json
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -123,13 +124,17 @@ class Buffered:
     _started: int = 0
     _in_flight: list[InFlight] = field(default_factory=list, repr=False)
 
+    def prepare(self, parts: RunParts, directory: Path | None) -> RunParts:
+        """Leaves the parts as they are: clients come from the seed."""
+        return parts
+
     def next(
         self, t: int, state: ServerState, clients: Clients, parts: RunParts, execute: Executor
     ) -> tuple[tuple[RowUpdate, ...] | None, RoundRecord]:
         """Lets time pass until a step is due; see `run_round` for the arguments."""
         machine = StreamMachine(self.buffering, state.steps, len(self._in_flight))
         this = AsyncRound()
-        stream = ClientStream(parts.cohorts, parts.seed, parts.trial, self._drawn)
+        stream = ClientStream(parts.cohorts, parts.draw_cohort, self._drawn)
         while machine.closed is None:
             # Clients that end at the same time all end before the next ones start.
             if not self._in_flight or self._in_flight[0].finish > self._now:

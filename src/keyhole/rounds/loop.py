@@ -33,7 +33,7 @@ from keyhole.rounds.record import (
     read_records,
     write_records,
 )
-from keyhole.rounds.round import Executor, Synchronous, in_process
+from keyhole.rounds.round import Executor, in_process, run_round
 from keyhole.rounds.spec import RunParts
 from keyhole.sampling import check_count
 from keyhole.server.row_sums import RowUpdate
@@ -94,6 +94,14 @@ def _number(name: str, value: Any) -> float:
 class Rounds(Protocol):
     """What makes a run's rounds: `Synchronous`, or `Buffered` for asynchronous ones."""
 
+    def prepare(self, parts: RunParts, directory: Path | None) -> RunParts:
+        """Returns the parts with the draws of these rounds, before anything is checked or written.
+
+        Args:
+            directory: of the run, where a secret can be kept; None where it is kept in memory only.
+        """
+        ...
+
     def next(
         self, t: int, state: ServerState, clients: Clients, parts: RunParts, execute: Executor
     ) -> tuple[tuple[RowUpdate, ...] | None, RoundRecord]:
@@ -107,6 +115,27 @@ class Rounds(Protocol):
     def load(self, data: bytes, layout: Layout) -> None:
         """Goes on from what `dump` returned."""
         ...
+
+
+class Synchronous:
+    """Synchronous rounds of a run: nothing is under way between them."""
+
+    def prepare(self, parts: RunParts, directory: Path | None) -> RunParts:
+        """Leaves the parts as they are: cohorts come from the seed."""
+        return parts
+
+    def next(
+        self, t: int, state: ServerState, clients: Clients, parts: RunParts, execute: Executor
+    ) -> tuple[tuple[RowUpdate, ...] | None, RoundRecord]:
+        """Runs round t; see `run_round`."""
+        return run_round(t, state, clients, parts, execute)
+
+    def dump(self) -> bytes:
+        """Nothing to store between rounds."""
+        return b""
+
+    def load(self, data: bytes, layout: Layout) -> None:
+        """Nothing to restore."""
 
 
 @dataclass
@@ -252,11 +281,12 @@ def start_run(
         InputError: `parts` does not fit the model or the population.
         StorageError: the directory holds a run already, or cannot be written.
     """
+    kind, directory = kind or _rounds_of(parts), None if directory is None else Path(directory)
+    parts = kind.prepare(parts, directory)
     _check(state, clients, parts)
-    kind = kind or _rounds_of(parts)
     if directory is None:
         return Run(state, clients, parts, kind)
-    directory, described = Path(directory), describe_run(state, clients, parts, kind)
+    described = describe_run(state, clients, parts, kind)
     store = create_store(directory / _STATE, state, json.dumps(described).encode() + b"\0")
     write_records(directory / _RECORDS, [])
     (directory / _PLAN).write_text(json.dumps(described, indent=1) + "\n")
@@ -285,9 +315,10 @@ def resume_run(
             the run was started with.
         StorageError: no run is there, or its files are damaged beyond the last round.
     """
+    kind, directory = kind or _rounds_of(parts), Path(directory)
+    parts = kind.prepare(parts, directory)
     _check(state, clients, parts)
-    kind = kind or _rounds_of(parts)
-    directory, described = Path(directory), describe_run(state, clients, parts, kind)
+    described = describe_run(state, clients, parts, kind)
     found = recover(
         directory / _STATE,
         state.layout,

@@ -25,7 +25,7 @@ from keyhole.rounds.clients import ClientJob, Clients, Jobs, choose_all, is_noth
 from keyhole.rounds.machine import Answered, Dropped, Reached, Refused, RoundMachine, Terms, Why
 from keyhole.rounds.record import RoundRecord
 from keyhole.rounds.spec import RunParts
-from keyhole.sampling import Cohorts, Outcome, Stream, sample_cohort, sample_dropouts
+from keyhole.sampling import Cohorts, Outcome, Stream, sample_dropouts
 from keyhole.server.inputs import InputBound, TakenUpdate
 from keyhole.server.row_sums import BLOCK, BlockSum, RowUpdate, pair_up, sum_block
 from keyhole.server.state import ServerState
@@ -82,7 +82,7 @@ def run_round(
         that the caller is about to make.
     """
     check_budget(t, state, parts)
-    asked = sample_cohort(parts.cohorts, parts.seed, parts.trial, t)
+    asked = parts.draw_cohort(t)
     machine = open_round(t, asked, parts, terms_of(parts.cohorts, asked))
     keys = choose(clients, asked, t, state.layout, parts, execute)  # z
     slices = deliver(state, keys, machine, parts)  # psi
@@ -439,23 +439,6 @@ def record_round(
         input_bound=parts.input_bound,
         privacy={} if account is None else account.describe(t, asked, added),
     )
-
-
-class Synchronous:
-    """Synchronous rounds of a run: nothing is under way between them."""
-
-    def next(
-        self, t: int, state: ServerState, clients: Clients, parts: RunParts, execute: Executor
-    ) -> tuple[tuple[RowUpdate, ...] | None, RoundRecord]:
-        """Runs round t; see `run_round`."""
-        return run_round(t, state, clients, parts, execute)
-
-    def dump(self) -> bytes:
-        """Nothing to store between rounds."""
-        return b""
-
-    def load(self, data: bytes, layout: Layout) -> None:
-        """Nothing to restore."""
 
 
 def refused_whole(results: Sequence[ClientResult]) -> list[str]:

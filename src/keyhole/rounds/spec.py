@@ -18,6 +18,7 @@ from msgspec import Meta
 
 from keyhole.errors import InputError
 from keyhole.identity import Ref, identity_of
+from keyhole.rounds.draws import SIMULATED, Draws
 from keyhole.rounds.fields import VERSION, Record, convert, merge, nest, read
 from keyhole.rounds.fields import Positive as _Positive
 from keyhole.rounds.fields import said as _said
@@ -186,13 +187,11 @@ class AsyncSpec(Record, frozen=True, kw_only=True):
 
 
 class DeviceSpec(Record, frozen=True, kw_only=True):
-    """What a device is told of a run: how to choose keys and how to train."""
+    """What a device is told of a run: how to choose keys and how to train, and no seed."""
 
     version: int
     task: Ref
     sizes: dict[str, int]
-    seed: int
-    trial: int
     client: ClientSpec
     keys: dict[str, KeySpec]
 
@@ -347,6 +346,7 @@ class RunParts:
             numbers: random keys are the same for everybody, "fixed" in section 5.3, while keys that
             only depend on a client's data stay as they are.
         for_devices: what devices are told of the run, as `RunSpec.for_devices` returns it.
+        draws: how cohorts come about: from the seed, or from a secret of a run over a service.
 
     Raises:
         InputError: `over` or a number is not allowed, or asynchronous rounds do not go with the
@@ -367,6 +367,7 @@ class RunParts:
     buffering: Buffering | None = None
     shared_keys: bool = False
     for_devices: Mapping[str, Any] = field(default_factory=dict)
+    draws: Draws = SIMULATED
 
     def __post_init__(self) -> None:
         if self.over not in get_args(MeanOver):
@@ -428,8 +429,12 @@ class RunParts:
             return None
         from keyhole.rounds.account import Account
 
-        keys = self.keys_per_client
-        return Account.of(self.privacy, self.cohorts, self.aggregate, layout, keys)
+        keys, drawn = self.keys_per_client, self.draws.kind
+        return Account.of(self.privacy, self.cohorts, self.aggregate, layout, keys, drawn)
+
+    def draw_cohort(self, t: int) -> tuple[int, ...]:
+        """Returns the clients asked in round t."""
+        return self.draws.cohort(self.cohorts, self.seed, self.trial, t)
 
     def check(self, layout: Layout) -> None:
         """Raises InputError unless it fits the model, BudgetError if no round fits the budget."""

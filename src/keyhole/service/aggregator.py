@@ -133,6 +133,7 @@ class AggregatorApp:
         """Ends what is under way; files keep it, and may be taken by another process."""
         self._finisher.close()
         self.sums.files.close()
+        self.sums.ledger.close()
 
     async def _health(self, request: Request) -> Response:
         return json_response({"alive": True})

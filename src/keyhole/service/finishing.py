@@ -29,6 +29,7 @@ from keyhole.aggregation.shares import (
 )
 from keyhole.aggregation.sum_server import SumServer
 from keyhole.errors import (
+    BudgetError,
     CohortError,
     KeyholeError,
     MismatchError,
@@ -157,7 +158,7 @@ class Finisher:
         while not self._stop.is_set():
             try:
                 self._finish(self._sums.held(round_id))
-            except (ProtocolError, CohortError) as error:
+            except (ProtocolError, CohortError, BudgetError) as error:
                 self._give_up(round_id, error)
             except NotFoundError:  # of an upload, or of the sum: then the trainer has forgotten it
                 lost = MismatchError(
@@ -186,6 +187,7 @@ class Finisher:
                 kind, told = next(sides) if answer is None else sides.send(answer)
                 self._keep(round_id, kind, told)
                 answer = self._ask(round_id, kind, limit)
+        self._sums.charge(round_id, server.clients)
         with self._adding:
             add_all(
                 server,

@@ -163,6 +163,12 @@ class SpoolInbox:
                 f"{about.name}; expected one in the clear that is served; let devices send to two "
                 "aggregators, or leave the run's aggregation as it is"
             )
+        if parts.privacy is not None:
+            raise InputError(
+                "a promise about one client whose update arrives in the clear: got privacy with "
+                f"{about.name}, over a service; expected two aggregators that add noise, or no "
+                "privacy; name --aggregators, or leave the noise out"
+            )
         self._round = t, layout, parts
         return {}
 
@@ -251,8 +257,7 @@ def round_settings(t: int, parts: RunParts) -> dict[str, object]:
     told = {"spec": dict(parts.for_devices)} if parts.for_devices else {}
     return {
         "round": t,
-        "seed": parts.seed,
-        "trial": parts.trial,
+        "nonce": parts.draws.nonce(t),
         "keys_per_client": dict(parts.keys_per_client),
         "shared_keys": parts.shared_keys,
         **bound_settings(parts.bound),

@@ -12,19 +12,23 @@ rounds trail for as long, though only the slices of the newest two stay.
 from __future__ import annotations
 
 import json
+import secrets
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
+from pathlib import Path
 
 from keyhole.delivery.base import Delivery
 from keyhole.delivery.clear import Pregenerated
 from keyhole.delivery.records import PLAIN, Coding, Demand
 from keyhole.errors import InputError
+from keyhole.files import kept_secret
 from keyhole.primitives.layout import Layout
 from keyhole.rounds.asynchronous import AsyncRound
 from keyhole.rounds.clients import Clients
+from keyhole.rounds.draws import SECRET_BYTES, Draws
 from keyhole.rounds.machine import (
     Answered,
     Buffering,
@@ -38,7 +42,7 @@ from keyhole.rounds.machine import (
 from keyhole.rounds.record import RoundRecord
 from keyhole.rounds.round import CohortResults, Executor, check_budget, record_round, terms_of
 from keyhole.rounds.spec import RunParts
-from keyhole.sampling import ClientStream, Outcome, sample_cohort
+from keyhole.sampling import ClientStream, Outcome
 from keyhole.server.row_sums import RowUpdate
 from keyhole.server.state import ServerState
 from keyhole.service.inbox import CheckIns, Inbox, SpoolInbox, Summons, nothing_of, round_settings
@@ -120,7 +124,7 @@ class Streamed:
         is nothing to publish.
         """
         machine = StreamMachine(self.buffering, state.steps, len(self._at_work))
-        this = _Round(t, machine, ClientStream(parts.cohorts, parts.seed, parts.trial, self._drawn))
+        this = _Round(t, machine, ClientStream(parts.cohorts, parts.draw_cohort, self._drawn))
         settings = self.inbox.open(t, (), state.layout, parts)
         before = self.dump()
         try:
@@ -310,6 +314,9 @@ class Served:
     poll: float = 0.05  # seconds between two looks at the inbox
     # once set, waiting ends with KeyboardInterrupt; the round goes on when the run does
     stop: threading.Event = field(default_factory=threading.Event)
+    # cohorts from the seed, as a run in process draws them: anyone who knows the seed names them
+    # beforehand, and the account says so
+    named: bool = False
     # called at every look with what the round waits for
     on_arrival: Callable[[Waiting], None] = lambda waiting: None
     clock: Callable[[], float] = time.monotonic
@@ -318,15 +325,35 @@ class Served:
     goes_on: bool = field(default=False, init=False, repr=False)
     _streamed: Streamed | None = field(default=None, repr=False)
     _under_way: bytes = field(default=b"", repr=False)
+    _secret: bytes = field(default=b"", repr=False)
+    _secret_file: Path | None = field(default=None, repr=False)
+
+    def prepare(self, parts: RunParts, directory: Path | None) -> RunParts:
+        """Returns the parts with cohorts that a secret of the run draws, unless they are named;
+        it is kept in the file `secret` of the run's directory from the first round on."""
+        if directory is not None:
+            self._secret_file, self._secret = directory / "secret", b""
+        return self._drawing(parts, b"")
+
+    def _drawing(self, parts: RunParts, secret: bytes) -> RunParts:
+        return replace(parts, draws=Draws("named" if self.named else "secret", secret))
+
+    def _kept(self) -> bytes:
+        """The secret of the run, from its file, or for as long as this object lives."""
+        if not self._secret:
+            file, size = self._secret_file, SECRET_BYTES
+            self._secret = secrets.token_bytes(size) if file is None else kept_secret(file, size)
+        return self._secret
 
     def next(
         self, t: int, state: ServerState, clients: Clients, parts: RunParts, execute: Executor
     ) -> tuple[tuple[RowUpdate, ...] | None, RoundRecord]:
         """Publishes round t, waits for its devices, and adds up what they sent."""
+        parts = self._drawing(parts, self._kept())
         if parts.buffering is not None:
             return self._stream(t, parts.buffering).next(t, state, parts)
         check_budget(t, state, parts)
-        asked = sample_cohort(parts.cohorts, parts.seed, parts.trial, t)
+        asked = parts.draw_cohort(t)
         told = self.inbox.open(t, asked, state.layout, parts)
         published = self.publisher.publish_state(
             state,

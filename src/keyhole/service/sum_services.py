@@ -7,7 +7,6 @@ the sum, with the noise of both aggregators where the run promises privacy.
 
 from __future__ import annotations
 
-import secrets
 import struct
 import threading
 import time
@@ -15,7 +14,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from math import inf
-from pathlib import Path
 from typing import TypeVar
 
 import msgspec
@@ -44,7 +42,6 @@ from keyhole.aggregation.sum_server import different
 from keyhole.delivery.clear import Pregenerated
 from keyhole.delivery.records import Coding
 from keyhole.errors import DamageError, InputError, MalformedError, ServiceError
-from keyhole.files import make_directory, replacing, write_all
 from keyhole.primitives.layout import Layout
 from keyhole.rounds.round import terms_of
 from keyhole.rounds.spec import RunParts
@@ -160,16 +157,7 @@ def _read(body: memoryview, kind: type[T]) -> T:
 
 
 SALT_BYTES = 16
-"""Of what tells the sums of a run from those of all others."""
-
-
-def kept_salt(path: Path) -> bytes:
-    """The salt of a run's sums, in a file that is made when the run starts."""
-    if not path.exists():
-        make_directory(path.parent)
-        with replacing(path, secret=True) as descriptor:
-            write_all(descriptor, [secrets.token_bytes(SALT_BYTES)])
-    return path.read_bytes()
+"""Of what tells the sums of a run from those of all others; `kept_secret` keeps it."""
 
 
 _LOOK_EVERY = 0.2  # seconds between two looks at the aggregators
@@ -260,7 +248,7 @@ class SumServices:
             )
         goal = terms_of(cohorts, asked).goal
         least = self._minimum or about.least_of(len(asked), goal)
-        place = struct.pack("<3q", parts.seed, parts.trial, t)
+        place = struct.pack("<2q", parts.trial, t)
         of_sum = SumRound(
             layout,
             parts.keys_per_client,

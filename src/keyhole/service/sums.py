@@ -11,6 +11,7 @@
     names/<name>            each name of a sum that was ever opened, and its round
     seal.key                this aggregator's private key, in hex, to which devices seal shares
     seal.pub                the public key, for its operator to give out
+    ledger                  what sums have spent of each device's privacy, run after run
     uploads/                shares of devices, see `UpdateSpool`
 
 Each file appears at once and whole, and never changes. Everything is readable by its owner alone.
@@ -45,6 +46,7 @@ import msgspec
 from keyhole.aggregation import shared_sum
 from keyhole.aggregation.base import about_of
 from keyhole.aggregation.exchange import SharedSum, facts_of, server_of
+from keyhole.aggregation.privacy.ledger import UNBOUNDED, Budget, Charge, Ledger
 from keyhole.aggregation.shares import SumFacts, open_share, read_receipt
 from keyhole.aggregation.sum_server import SumServer
 from keyhole.crypto.hpke import PrivateKey
@@ -82,6 +84,7 @@ class AggregatorSettings:
     max_table: int = 2 << 30
     max_upload: int = 64 << 20  # bytes of one device's body
     max_cohort: int = 1 << 20  # devices of one sum
+    budget: Budget = UNBOUNDED  # what may be spent of a device's privacy, over all runs
 
     def __post_init__(self) -> None:
         least = 1 if self.min_clients is None else self.min_clients
@@ -181,6 +184,7 @@ class SumFiles:
 
     def __init__(self, directory: Path) -> None:
         self._sums, self._names = directory / "sums", directory / "names"
+        self.ledger = directory / "ledger"
         for folder in (directory, self._sums, self._names):
             with storage_errors(folder, "make"):
                 folder.mkdir(0o700, parents=True, exist_ok=True)
@@ -309,6 +313,7 @@ class Sums:
 
     def __init__(self, files: SumFiles, settings: AggregatorSettings) -> None:
         self.files, self.settings = files, settings
+        self.ledger = Ledger(files.ledger, settings.budget)
         self._here: dict[str, HeldSum] = {}
         self._lock = threading.Lock()
 
@@ -320,6 +325,7 @@ class Sums:
         with self._lock:
             live = [each for each in self.files.rounds() if each != round_id]
             self.settings.check(opening, facts, len(live))
+            self.ledger.check(_entry(facts, owner, opening.cohort))
             is_new = self.files.open(round_id, facts.round, kept)
         return "opened" if is_new else "known"
 
@@ -360,6 +366,12 @@ class Sums:
         checker, opened = self.held(round_id).checker, open_share(self.files.key, round_id, body)
         checker.check(opened)
         return self.files.spool.store(round_id, device, opened)
+
+    def charge(self, round_id: str, devices: Sequence[str]) -> None:
+        """Notes what a sum spends of those whose updates are in it, before it is added up; noting
+        it again changes nothing. Raises BudgetError where it is beyond the budget."""
+        held = self.held(round_id)
+        self.ledger.charge(_entry(held.checker.facts, held.owner, devices))
 
     def close(self, owner: str, round_id: str) -> None:
         """Takes no more shares: those that are here are added, if they are at both. Closing again
@@ -452,6 +464,11 @@ def _no_round(round_id: str) -> NotFoundError:
         f"not the identifier of a round: got {len(round_id)} characters; expected a number, '-' "
         "and 64 hex digits; take it from the current round"
     )
+
+
+def _entry(facts: SumFacts, owner: str, devices: Sequence[str]) -> Charge:
+    """What a sum costs whom: against those who know the noise of the other aggregator, too."""
+    return Charge(facts.round.hex(), owner, facts.noise_multiplier, tuple(devices))
 
 
 def _not_yet(got: str) -> BusyError:

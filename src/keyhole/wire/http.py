@@ -160,7 +160,12 @@ class HttpClient:
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
-        return f"Client({self._host}:{self._port})"
+        return f"Client({self.place})"
+
+    @property
+    def place(self) -> str:
+        """Host and port that it speaks to."""
+        return f"{self._host}:{self._port}"
 
     def close(self) -> None:
         """Closes the connections that are kept; a later request opens a new one."""

@@ -47,6 +47,7 @@ class Deployment:
             "service": f"http://127.0.0.1:{self.service_port}",
             "token-key": str(self.keys),
             "node-seconds": 120.0,
+            "named-cohorts": True,
         }
         write_project(self.app, {**told, **self.config})
         for name, attribute in _MODULES.items():

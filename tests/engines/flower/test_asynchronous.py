@@ -40,7 +40,7 @@ def test_a_slow_client_holds_nobody_up_and_its_update_counts_when_it_comes(tmp_p
     def participant_of(client, context):
         if client == first:
             assert go.wait(LONG)
-        return PopulationClient(client, lambda _: toy.make_clients()).participant()
+        return PopulationClient(client, lambda _: toy.make_clients(), toy.REHEARSED).participant()
 
     grid = grid_of(*[None] * 4, participant_of=participant_of)
     with small_service(tmp_path) as service:
@@ -92,7 +92,7 @@ def test_a_client_whose_code_fails_frees_its_place(tmp_path):
     def participant_of(client, context):
         if client % 2:
             raise ValueError("secret")
-        return PopulationClient(client, lambda _: toy.make_clients()).participant()
+        return PopulationClient(client, lambda _: toy.make_clients(), toy.REHEARSED).participant()
 
     plan, grid = plan_of(3, 3), grid_of(None, participant_of=participant_of)
     with small_service(tmp_path) as service:

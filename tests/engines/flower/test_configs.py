@@ -116,7 +116,7 @@ def test_every_client_has_one_node_and_loads_are_even():
     "spec",
     [
         spec_of("emnist_2nn", {"sizes.neurons": 16, "keys.neuron.count": None}),
-        spec_of("so_tag", {"client.lr": 1e-5, "client.max_examples": None}, seed=9),
+        spec_of("so_tag", {"client.lr": 1e-5, "client.max_examples": None}),
         spec_of("so_word", {"client.negatives": 0.5, "cohort.sampling": "cyclic"}),
         spec_of(
             "so_tag",
@@ -139,6 +139,7 @@ def test_a_run_comes_back_from_the_run_config_of_a_project(tmp_path, spec):
         ({"spec.client.epochs": 3}, "unknown field `epochs` - at `client`"),
         ({"spec.privacy.epsilon": 3}, "- at `privacy`"),
         ({"spec.client.lr": "high"}, "Expected `float`, got `str` - at `client.lr`"),
+        ({"spec.seed": 9}, "goes to every node: got spec.seed"),
         ({"spec.version": 1}, "another version: got version 1"),
         ({"spec.version": 0}, "another version: got version unknown"),
     ],

@@ -22,7 +22,7 @@ def answers(name):
 
 
 def participant_of(client, context):
-    return PopulationClient(client, lambda _: crowd.make_clients()).participant()
+    return PopulationClient(client, lambda _: crowd.make_clients(), toy.REHEARSED).participant()
 
 
 @pytest.mark.parametrize(

@@ -22,10 +22,11 @@ ROUNDS = 3
 
 
 def app(participant_of=None):
-    made = participant_of or (
-        lambda client, context: PopulationClient(client, lambda _: toy.make_clients()).participant()
-    )
-    return make_client_app(made)
+    return make_client_app(participant_of or rehearsing)
+
+
+def rehearsing(client, context):
+    return PopulationClient(client, lambda _: toy.make_clients(), toy.REHEARSED).participant()
 
 
 def grid_of(*clients, participant_of=None):
@@ -45,7 +46,7 @@ def rounds_of(grid, service, seconds=30.0, minimum=1, node_seconds=10.0, keyring
         **rest,
     )
     inbox = SpoolInbox(service.spool)
-    return Served(service.publisher, inbox, summons, seconds=seconds, poll=0.005)
+    return Served(service.publisher, inbox, summons, seconds=seconds, poll=0.005, named=True)
 
 
 def run_on(grid, service, plan, rounds=ROUNDS, **options):
@@ -147,7 +148,7 @@ def test_a_client_whose_code_fails_is_told_apart_without_its_words(tmp_path):
     def participant_of(client, context):
         if client % 2:
             raise ValueError(f"secret of client {client}")
-        return PopulationClient(client, lambda _: toy.make_clients()).participant()
+        return PopulationClient(client, lambda _: toy.make_clients(), toy.REHEARSED).participant()
 
     plan, grid, reports = toy.make_plan(), grid_of(None, participant_of=participant_of), []
     with small_service(tmp_path) as service:

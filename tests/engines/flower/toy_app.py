@@ -41,7 +41,8 @@ def train(rounds, config, context):
 
 def participant_of(client, context):
     run = Path(context.run_config["run"])
-    participant = PopulationClient(client, lambda settings: toy.make_clients()).participant()
+    one = PopulationClient(client, lambda settings: toy.make_clients(), toy.REHEARSED)
+    participant = one.participant()
 
     def hold(known, fetched):
         if (run / "hold").exists():

@@ -26,7 +26,7 @@ def train_over(both, fetch, plan):
     """A run whose devices fetch so; each of a round takes part after the other."""
     stop = threading.Event()
     inbox = SpoolInbox(both.service.spool)
-    kind = Served(both.service.publisher, inbox, poll=0.005, stop=stop)
+    kind = Served(both.service.publisher, inbox, poll=0.005, stop=stop, named=True)
     run = start_run(toy.make_state(), toy.make_clients(), plan, kind=kind)
 
     def make_rounds():
@@ -53,7 +53,7 @@ def take_part_in(t, client, both, fetch):
     No round closes before the update of everyone in its cohort: nobody may be told of one that is
     over, or that an update came too late.
     """
-    one = PopulationClient(client, lambda settings: toy.make_clients())
+    one = PopulationClient(client, lambda settings: toy.make_clients(), toy.REHEARSED)
     clock = Clock(sleep=lambda seconds: time.sleep(min(seconds, 0.02)))
     taken, missed, waited = [], [], []
     with both.device(device_name(client), clock=clock) as device:

@@ -68,11 +68,20 @@ def services(pair, **options):
     return SumServices(pair.trainer(0), pair.trainer(1), salt=SALT, **options)
 
 
-def served(service, pair, seconds=120.0, stop=None, clock=time.monotonic, **options):
-    """Rounds of devices; these answer long before the deadline, if they answer."""
+def served(service, pair, seconds=120.0, stop=None, clock=time.monotonic, named=True, **options):
+    """Rounds of devices, which answer long before the deadline, if they answer; cohorts are those
+    of the run in process."""
     stop = stop or threading.Event()
     inbox = services(pair, stop=stop, **options)
-    return Served(service.publisher, inbox, poll=0.01, seconds=seconds, stop=stop, clock=clock)
+    return Served(
+        service.publisher,
+        inbox,
+        poll=0.01,
+        seconds=seconds,
+        stop=stop,
+        clock=clock,
+        named=named,
+    )
 
 
 @contextmanager
@@ -82,7 +91,7 @@ def devices(service, pair, clients=range(POPULATION), policy=None, to=None, popu
 
     def live(client):
         name = device_name(client)
-        one = PopulationClient(client, lambda settings: (population or make_clients)())
+        one = PopulationClient(client, lambda settings: (population or make_clients)(), (3, 0))
         clock = Clock(sleep=lambda seconds: stop.wait(min(seconds, 0.02)))
         with ExitStack() as stack:
             lines = [stack.enter_context(pair.device(party, name)) for party in (0, 1)]

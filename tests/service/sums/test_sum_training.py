@@ -261,6 +261,6 @@ def test_the_name_of_a_sum_depends_on_salt_round_and_run():
         inbox.open(t, range(5), LAYOUT, make_plan(**changes))
         return inbox._now().facts.round
 
-    names = [name(SALT, 0), name(bytes(16), 0), name(SALT, 1), name(SALT, 0, seed=4)]
+    names = [name(SALT, 0), name(bytes(16), 0), name(SALT, 1), name(SALT, 0, trial=4)]
     assert len(set(names)) == 4
     assert name(SALT, 0) == names[0]

@@ -16,6 +16,11 @@ The library's events say less than they seem to. What each of our cases becomes:
 | fixed | add-or-remove | Poisson-sampled Gaussian with **z / 2** |
 | separated | add-or-remove | one Gaussian with z for the whole run, nothing gained by sampling |
 | separated | replace-one | one Gaussian with **z / 2** |
+| participation | add-or-remove | Gaussians with z, one for each round that a client may be in |
+| participation | replace-one | Gaussians with **z / 2**, likewise |
+
+"participation" gains nothing by sampling, and so holds against those who see who takes part: k
+Gaussians one after the other, each chosen with all before it in sight, are one with z / sqrt(k).
 
 z / 2 with fixed-size cohorts and replace-one: the library passes the multiplier on as "standard
 deviation over sensitivity", and replacing a client moves a sum of clipped updates by 2 C.
@@ -38,15 +43,17 @@ import numpy as np
 
 from keyhole.errors import BudgetError, InputError
 
-Sampling = Literal["poisson", "fixed", "separated"]
+Sampling = Literal["poisson", "fixed", "separated", "participation"]
 """How cohorts come about. poisson: every client takes part or not, for itself, with probability
 cohort / population, so that the size of a cohort varies. fixed: exactly `cohort` clients, drawn
-without replacement. separated: in any way, but no client twice within a number of rounds."""
+without replacement. separated: in any way, but no client twice within a number of rounds, with
+noise that was planned for all of them. participation: in any way, known to everybody; a client
+counts in every round that it may have been in."""
 
 Neighbours = Literal["add-or-remove", "replace-one"]
 """Which two populations may not be told apart: with and without one client, or with one client's
-data exchanged for any other data. Where cohorts are scheduled ("separated"), a client that is not
-there keeps its turns, and adds nothing in them."""
+data exchanged for any other data. Where cohorts are known ("separated", "participation"), a client
+that is not there keeps its turns, and adds nothing in them."""
 
 Method = Literal["pld", "rdp"]
 """Privacy loss distributions (tight, up to a second a query) or Renyi divergences (looser)."""
@@ -70,7 +77,10 @@ class Mechanism:
             may go on as long as there is budget.
         failure: the probability, a round, of an event in which the round tells about the client
             what noise does not cover (see `rounds/account.py`): taken off delta, round by round, or
-            of a separated run for all planned rounds at once.
+            of a separated run for all planned rounds at once; of participation, in a round that
+            the client is in.
+        separation: of participation: rounds from one part of a client to its next, at least, as
+            the sampler was held to; 1 where a client may be in every round.
     """
 
     sampling: Sampling
@@ -81,6 +91,7 @@ class Mechanism:
     method: Method | Literal[""] = ""
     planned_rounds: int = 0
     failure: float = 0.0
+    separation: int = 1
 
     def __post_init__(self) -> None:
         for name, kinds in (("sampling", Sampling), ("neighbours", Neighbours)):
@@ -101,6 +112,8 @@ class Mechanism:
                 f"planned rounds with {self.sampling} sampling; expected 1 or more if separated, "
                 "else 0; pass the rounds of the strategy of the correlated noise"
             )
+        if self.separation < 1 or (self.separation > 1 and self.sampling != "participation"):
+            raise _unknown("separation", self.separation, ("1", "more with participation"))
         if not self.method:
             is_proven = (self.sampling, self.neighbours) == ("fixed", "replace-one")
             object.__setattr__(self, "method", "rdp" if is_proven else "pld")
@@ -114,12 +127,15 @@ class Mechanism:
         """With which a given client is in a given cohort, where cohorts are drawn."""
         return self.cohort / self.population
 
+    def participations(self, rounds: int) -> int:
+        """The rounds, of this many, that one client may have been in."""
+        return -(-rounds // self.separation)
+
     @property
     def accounted_multiplier(self) -> float:
         """Standard deviation over the most that the sum can move: what the library is told."""
-        is_whole = self.sampling == "poisson" or (
-            self.sampling == "separated" and self.neighbours == "add-or-remove"
-        )
+        is_known = self.sampling in ("separated", "participation")
+        is_whole = self.sampling == "poisson" or (is_known and self.neighbours == "add-or-remove")
         return self.noise_multiplier if is_whole else self.noise_multiplier / 2
 
 
@@ -144,17 +160,37 @@ def epsilon_of(mechanism: Mechanism, rounds: int, delta: float) -> float:
     is_beyond = mechanism.sampling == "separated" and rounds > mechanism.planned_rounds
     if mechanism.noise_multiplier == 0 or is_beyond:
         return inf
-    left = delta - (mechanism.planned_rounds or rounds) * mechanism.failure
+    left = delta - mechanism.participations(mechanism.planned_rounds or rounds) * mechanism.failure
     return _epsilon(replace(mechanism, failure=0.0), rounds, left) if left > 0 else inf
+
+
+def gaussian_epsilon(cost: float, delta: float) -> float:
+    """The epsilon of Gaussians one after the other, for a delta.
+
+    Args:
+        cost: the sum of 1 / z^2 over all of them, z being the standard deviation of the noise over
+            the most that one client moves a sum; infinite where one had no noise. Adaptively
+            composed they are one Gaussian with 1 / sqrt(cost) (Dong, Roth, Su, 2019).
+
+    >>> round(gaussian_epsilon(1.0, 1e-6), 2), gaussian_epsilon(0.0, 1e-6)
+    (4.89, 0.0)
+    """
+    if cost == 0:
+        return 0.0
+    if cost == inf:
+        return inf
+    # Far from where delta is met, the search of the library takes logarithms of zero.
+    with np.errstate(divide="ignore"):
+        return float(_library().get_epsilon_gaussian(cost**-0.5, delta))
 
 
 @lru_cache(maxsize=1 << 14)  # a pure function of numbers, asked again in every round
 def _epsilon(mechanism: Mechanism, rounds: int, delta: float) -> float:
     z = mechanism.accounted_multiplier
+    if mechanism.sampling == "participation":
+        return gaussian_epsilon(mechanism.participations(rounds) / z**2, delta)
     if mechanism.sampling == "separated":
-        # Far from where delta is met, the search of the library takes logarithms of zero.
-        with np.errstate(divide="ignore"):
-            return float(_library().get_epsilon_gaussian(z, delta))
+        return gaussian_epsilon(z**-2, delta)
     if mechanism.method == "rdp":
         orders, divergences = _divergences_of_a_round(mechanism)
         return float(_library().rdp.compute_epsilon(orders, rounds * divergences, delta)[0])
@@ -335,8 +371,9 @@ class Accountant:
         is_noisy = noise_multiplier >= made_for.noise_multiplier or isclose(
             noise_multiplier, made_for.noise_multiplier, rel_tol=1e-9
         )
-        # A Poisson cohort may be larger than expected; no other may.
-        is_small = sampling == "poisson" or arrived <= cohort
+        # A Poisson cohort may be larger than expected, and a client counts whoever else is there;
+        # no other may.
+        is_small = sampling in ("poisson", "participation") or arrived <= cohort
         if not (is_known and is_noisy and is_small):
             self._unaccounted += 1
             raise InputError(

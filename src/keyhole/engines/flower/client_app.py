@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
@@ -36,6 +37,7 @@ from keyhole.errors import (
     StorageError,
     TooLateError,
 )
+from keyhole.wire.assignment import device_name
 
 ParticipantOf: TypeAlias = Callable[[int, Context], Participant]
 """`(client, context of the node) -> what that client does in a round`."""
@@ -109,7 +111,7 @@ def _take_part(call: RoundCall, context: Context, participant_of: ParticipantOf)
         none = (None,) * len(call.clients)
         tokens = zip(call.tokens or none, call.sum_tokens or none, strict=True)
         lots = [
-            _one(call, pair, node, stop, partial(participant_of, client, context))
+            _one(call, client, pair, node, stop, partial(participant_of, client, context))
             for client, pair in zip(call.clients, tokens, strict=True)
         ]
     finally:
@@ -136,6 +138,7 @@ class _Lot(NamedTuple):
 
 def _one(
     call: RoundCall,
+    client: int,
     tokens: tuple[str | None, str | None],
     node: NodeConfig,
     stop: threading.Event,
@@ -148,7 +151,7 @@ def _one(
         with ExitStack() as stack:
             connect = node.connector(stack, stop)
             device: Device = connect(call.service, None)
-            participant = participant_for(call, make(), connect, node)
+            participant = participant_for(call, client, make(), connect, node)
             taken = take_part_in(device, told, participant)
             outcome, down, up = "sent", taken.bytes_down, taken.bytes_up
     except TooLateError:
@@ -163,7 +166,7 @@ def _one(
 
 
 def participant_for(
-    call: RoundCall, participant: Participant, connect: Connect, node: NodeConfig
+    call: RoundCall, client: int, participant: Participant, connect: Connect, node: NodeConfig
 ) -> Participant:
     """Returns the participant, fetching and sending as the call says; a way of its own stays where
     the call names none. Raises InputError for a way that this version does not know, or where a
@@ -171,7 +174,7 @@ def participant_for(
     if call.delivery != DEFAULT_SERVED:  # which needs nothing that is slow to load
         participant = replace(participant, fetch=_fetch(call, connect, node))
     if call.aggregators:
-        participant = replace(participant, send=_shares(call, connect, node))
+        participant = replace(participant, send=_shares(call, client, connect, node))
     return participant
 
 
@@ -192,7 +195,8 @@ def _fetch(call: RoundCall, connect: Connect, node: NodeConfig) -> Fetch:
     return fetch_by(delivery, others)
 
 
-def _shares(call: RoundCall, connect: Connect, node: NodeConfig) -> Send:
+def _shares(call: RoundCall, client: int, connect: Connect, node: NodeConfig) -> Send:
+    from keyhole.aggregation.privacy.ledger import Budget, Ledger
     from keyhole.device.sums import SumSend, aggregator_of
 
     named = node.aggregator_tokens
@@ -207,7 +211,15 @@ def _shares(call: RoundCall, connect: Connect, node: NodeConfig) -> Send:
     first, second = (
         connect(url, _token(file)) for url, file in zip((one, other), files, strict=True)
     )
-    return SumSend(first, second, (first_key, second_key))
+    budget = Budget(inf if node.max_epsilon is None else node.max_epsilon)
+    if node.max_epsilon is not None and node.ledger is None:
+        raise InputError(
+            "a budget without a ledger: got max-epsilon alone; expected ledger, too; name a file "
+            "in --node-config"
+        )
+    ledger = None if node.ledger is None else Ledger(Path(node.ledger), budget)
+    keys = first_key, second_key
+    return SumSend(first, second, keys, ledger=ledger, name=device_name(client))
 
 
 def _token(path: str | None) -> str | None:

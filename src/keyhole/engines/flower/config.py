@@ -19,10 +19,15 @@ Paths are those of the machine that the ServerApp runs on.
 
 For the tasks of keyhole it holds the record of the run, too, which server and nodes read:
 
-    spec.version = 3                 fields of `RunSpec` by their dotted names
+    spec.version = 4                 fields of `RunSpec` by their dotted names
     spec.task = "emnist_2nn"
     spec.client.lr = 0.1             what is not named is the task's
     spec.keys.neuron.count = 50      "none" stands for none: every key
+
+The run config goes to every node, so it has no seed: the server trains with seed 0, and draws
+cohorts from a secret that it keeps with the run.
+
+    named-cohorts = true             rehearse: draw cohorts from seed 0, as a run in process does
 
 What a node's own operator says, `flower-supernode --node-config "..."`:
 
@@ -31,8 +36,11 @@ What a node's own operator says, `flower-supernode --node-config "..."`:
     ca="/etc/ca.pem"         PEM file of the authorities to trust for https
     insecure=true            plain http may leave this machine
     cache="/var/slices"      keep slices here: those that have not changed are not sent again
+    seed=0                   rehearse: draw as a run in process of this seed does
     second-token="FILE"      the token of this node at the second slice server, from its operator
     aggregator-tokens="F F"  files of its tokens at the two aggregators; without, the round's token
+    ledger="/var/ledger"     note here what secure sums spend of its clients' privacy
+    max-epsilon=4.0          and take part in none beyond this, over all runs
     delivery="pir"           take part only where slices are fetched so
     second="https://..."     and only with this second slice server
     aggregators="URL#KEY URL#KEY"  and only with these two aggregators, and their keys
@@ -81,6 +89,7 @@ class RoundsConfig:
     aggregators: tuple[str, ...] = ()
     aggregator_tokens: tuple[Path, ...] = ()
     aggregator_ca: Path | None = None
+    named_cohorts: bool = False
 
     @staticmethod
     def of(config: Mapping[str, Any]) -> RoundsConfig:
@@ -118,6 +127,7 @@ class RoundsConfig:
             aggregators=aggregators,
             aggregator_tokens=tuple(map(Path, tokens)),
             aggregator_ca=Path(ca) if ca else None,
+            named_cohorts=bool(config.get("named-cohorts", False)),
             **{field: _number(config, field) for field in _NUMBERS},
         )
 
@@ -159,23 +169,32 @@ _SPEC = "spec."
 
 
 def spec_config(spec: RunSpec) -> dict[str, Any]:
-    """Returns the record of a run as the run config has it; `read_spec` gives it back.
+    """Returns the record of a run as the run config has it, without its seed; `read_spec` gives it
+    back.
 
     >>> from keyhole.experiments.specs import spec_of
     >>> spec = spec_of("emnist_2nn", rounds=3)
     >>> read_spec(spec_config(spec)) == spec
     True
     """
-    return {f"{_SPEC}{name}": value for name, value in flatten(spec.describe()).items()}
+    told = flatten(spec.describe())
+    return {f"{_SPEC}{name}": value for name, value in told.items() if name != "seed"}
 
 
 def read_spec(config: Mapping[str, Any]) -> RunSpec:
     """Returns the record that a run config holds; what it does not name is the task's.
 
     Raises:
-        InputError: there is no such task, field, size or key space, or it is of another version.
+        InputError: there is no such task, field, size or key space, or it is of another version,
+            or it has a seed.
     """
     from keyhole.experiments.specs import spec_of  # a node with clients of its own needs no task
+
+    if f"{_SPEC}seed" in config:
+        raise InputError(
+            "the run config goes to every node: got spec.seed; expected no seed, which would tell "
+            "nodes what the server draws; leave it out"
+        )
 
     told = {
         name.removeprefix(_SPEC): value for name, value in config.items() if name.startswith(_SPEC)
@@ -213,8 +232,11 @@ class NodeConfig:
     ca: str | None = None
     insecure: bool = False
     cache: str | None = None
+    seed: int | None = None
     second_token: str | None = None
     aggregator_tokens: str | None = None
+    ledger: str | None = None
+    max_epsilon: float | None = None
     delivery: str | None = None
     second: str | None = None
     aggregators: str | None = None
@@ -231,7 +253,7 @@ class NodeConfig:
                 continue
             is_bool = isinstance(value, bool)
             is_kind = is_bool if kind is bool else isinstance(value, kind) and not is_bool
-            if not is_kind or (name == "client" and isinstance(value, int) and value < 0):
+            if not is_kind or (kind is int and isinstance(value, int) and value < 0):
                 allowed = "a whole number from 0" if kind is int else f"a {kind.__name__}"
                 raise InputError(
                     f"--node-config has a {name} that cannot be used: got a "

@@ -40,6 +40,7 @@ from keyhole.engines.flower.messages import (
     write,
 )
 from keyhole.errors import MalformedError, StorageError
+from keyhole.files import kept_secret
 from keyhole.rounds.machine import Dropped, Event, Reached, Refused
 from keyhole.service.access import Keyring
 from keyhole.service.inbox import Inbox, SpoolInbox
@@ -101,6 +102,7 @@ def rounds_on(grid: Grid, config: RoundsConfig, publisher: Publisher) -> Served:
         summons,
         seconds=config.round_seconds,
         fetched=delivery_named(config.delivery),
+        named=config.named_cohorts,
     )
 
 
@@ -135,7 +137,7 @@ def inbox_of(config: RoundsConfig) -> Inbox:
     at an aggregator cannot be read."""
     if not config.aggregators:
         return SpoolInbox(UpdateSpool(config.rounds / "updates"))
-    from keyhole.service.sum_services import AggregatorClient, SumServices, kept_salt
+    from keyhole.service.sum_services import SALT_BYTES, AggregatorClient, SumServices
 
     ca = None if config.aggregator_ca is None else str(config.aggregator_ca)
     first, second = (
@@ -145,7 +147,7 @@ def inbox_of(config: RoundsConfig) -> Inbox:
         )
     )
     run = config.run  # a directory that is the training loop's to make
-    salt = kept_salt(run.with_name(f"{run.name}.salt"))
+    salt = kept_secret(run.with_name(f"{run.name}.salt"), SALT_BYTES)
     return SumServices(first, second, salt=salt, seconds=config.round_seconds)
 
 

@@ -34,15 +34,15 @@ _LOG = logging.getLogger("flwr.keyhole")
 _USUAL_WORDS = 10_000  # of synthetic posts, as `keyhole train` has it
 
 
-def _load(source: str, spec: RunSpec) -> Dataset:
+def _load(source: str, spec: RunSpec, seed: int = 0) -> Dataset:
     """The data, as `keyhole train` finds or makes them."""
     if Ref(source).is_own:
-        return own_dataset(source, spec.seed)
+        return own_dataset(source, seed)
     if source != "synthetic":
         return open_dataset(source)
     words = spec.sizes.get("words", 0)
     sizes = {"words": max(words, _USUAL_WORDS)} if words else {}
-    return make_synthetic(task_named(spec.task.name).kind, spec.seed, **sizes)
+    return make_synthetic(task_named(spec.task.name).kind, seed, **sizes)
 
 
 def _use_one_core() -> None:
@@ -78,7 +78,8 @@ class TaskClients:
     def __call__(self, client: int, context: Context) -> Participant:
         """What a client of the population does in a round."""
         spec = read_spec(context.run_config)
-        data = NodeConfig.of(context.node_config).data or spec.data.name
+        node = NodeConfig.of(context.node_config)
+        data = node.data or spec.data.name
         # The app brings the modules that the run config names, so devices know them.
         modules = {ref.name.partition(":")[0] for _, ref in spec.parts() if ref.is_own}
 
@@ -87,10 +88,11 @@ class TaskClients:
             name = json.dumps([data, told.spec], sort_keys=True)
             if name not in self._made:
                 _use_one_core()
-                self._made = {name: Experiment(mine, _load(data, mine)).clients}
+                self._made = {name: Experiment(mine, _load(data, mine, node.seed or 0)).clients}
             return self._made[name]
 
-        return PopulationClient(client, population).participant()
+        rehearsed = None if node.seed is None else (node.seed, 0)
+        return PopulationClient(client, population, rehearsed).participant()
 
 
 server_app = make_server_app(train_task)

@@ -1,0 +1,93 @@
+"""Draws what a run over a service needs at random: cohorts, and the nonce of a round.
+
+A run in process draws from its seed, so that it can be repeated. A run over a service has a secret
+of its own, 32 bytes of the system's generator in a file that its owner alone can read: a run that
+was stopped goes on with the same cohorts. From the secret derive the cohorts, and for each round a
+nonce, which devices are told in place of the seed: keys that a round draws and the order of a
+client's examples come from it.
+
+Hidden: who is drawn, in rounds before and to come, from everyone who has neither the secret nor
+sees who takes part; a nonce tells nothing about other rounds or about cohorts (BLAKE2b under a
+key). Not hidden: who takes part in a round, from the trainer, the slice service and aggregators.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+import numpy as np
+
+from keyhole.errors import InputError
+from keyhole.sampling import Cohorts, sample_cohort
+
+if TYPE_CHECKING:
+    from keyhole.crypto.prg import Prg
+
+Drawn: TypeAlias = Literal["simulated", "named", "secret"]
+"""How cohorts come about. simulated: from the seed, in one process. named: from the seed, over a
+service; anyone who knows or guesses the seed names them beforehand. secret: from the run's secret.
+"""
+
+SECRET_BYTES = 32
+"""Of the secret of a run."""
+
+_SEED_BYTES = 16
+
+
+@dataclass(frozen=True)
+class Draws:
+    """Where a run takes cohorts and nonces from.
+
+    Args:
+        kind: how cohorts come about.
+        secret: 32 bytes; none for a run in process, which needs no nonce.
+    """
+
+    kind: Drawn = "simulated"
+    secret: bytes = field(default=b"", repr=False, compare=False)
+
+    def cohort(self, cohorts: Cohorts, seed: int, trial: int, t: int) -> tuple[int, ...]:
+        """Returns the clients asked in round t; the same ones when asked again."""
+        if self.kind != "secret":
+            return sample_cohort(cohorts, seed, trial, t)
+        count, population = cohorts.asked, cohorts.population
+        if cohorts.sampling == "cyclic":
+            start = t % cohorts.separation * count
+            order = self._prg(b"order", 0).permutation(population)
+            return tuple(order[start : start + count].tolist())
+        prg = self._prg(b"cohort", t)
+        if cohorts.sampling == "fixed":
+            return tuple(prg.permutation(population)[:count].tolist())
+        words, below = prg.words(population), (count << 64) // population
+        taken = np.ones(population, bool) if below >> 64 else words < np.uint64(below)
+        return tuple(np.flatnonzero(taken).tolist())
+
+    def nonce(self, t: int) -> str:
+        """Returns 32 hex digits, from which devices draw in round t."""
+        return self._seed(b"nonce", t).hex()
+
+    def rounding(self) -> int:
+        """Returns the seed of the rounding of slices, one for the whole run: rows that do not
+        change keep their bytes."""
+        return int.from_bytes(self._seed(b"rounding", 0)[:4])
+
+    def _prg(self, purpose: bytes, t: int) -> Prg:
+        from keyhole.crypto.prg import Prg  # loads Numba, which a command's options need not
+
+        return Prg(self._seed(purpose, t))
+
+    def _seed(self, purpose: bytes, t: int) -> bytes:
+        if len(self.secret) != SECRET_BYTES:
+            raise InputError(
+                f"draws of a run without its secret: got {len(self.secret)} bytes; expected "
+                f"{SECRET_BYTES}; let `Served` make the rounds, which keeps one"
+            )
+        place = purpose + t.to_bytes(8, "little")
+        made = blake2b(place, key=self.secret, digest_size=_SEED_BYTES, person=b"keyhole draws")
+        return made.digest()
+
+
+SIMULATED = Draws()
+"""Cohorts from the seed, in one process."""
