@@ -43,9 +43,13 @@ def made(folder):
 
 @pytest.mark.parametrize("verb", sorted(name for name in token.commands if "-key" in name))
 def test_keys(shared, verb):
-    done = CliRunner().invoke(token, [verb, str(shared / "key")])
+    files = [
+        param.name for param in token.commands[verb].params if param.param_type_name == "argument"
+    ]
+    done = CliRunner().invoke(token, [verb, *(str(shared / name) for name in files)])
     assert done.exit_code == 0, done.output
-    assert (made(shared), readable(shared)) == (1, [])
+    assert made(shared) == len(files)
+    assert set(readable(shared)) <= {"public_file"}
 
 
 def test_the_salt_of_a_run(shared):
