@@ -49,7 +49,7 @@ def test_reads_with_tokens_are_for_the_round_and_kept_from_shared_caches():
     service.refused(answer, 401, "AccessError")
     assert answer.headers["www-authenticate"] == "Bearer"
     old = round_token(service, now=NOW - 1000)
-    service.refused(service.ask("GET", path, headers=bearer(old)), 401, "AccessError")
+    service.refused(service.ask("GET", path, headers=bearer(old)), 401, "UntimelyError")
     other = round_token(service, round_id=f"9-{DIGEST}")
     service.refused(service.ask("GET", path, headers=bearer(other)), 403, "NotAdmittedError")
     current = "/v1/rounds/current"
