@@ -19,6 +19,7 @@ from keyhole.device.private import QueryFetch
 from keyhole.errors import InputError
 from keyhole.experiments.experiment import Experiment
 from keyhole.experiments.specs import spec_of
+from keyhole.rounds.draws import Draws
 from keyhole.service.app import App
 from keyhole.service.gateway import gateway_routes
 from keyhole.service.publishing import Publisher
@@ -145,7 +146,10 @@ def test_a_device_of_a_task_sends_the_same_update_however_it_fetches(
     changes = {"seed": 5, "trial": 2, "keys.neuron.count": 8}
     spec = spec_of("emnist_2nn", changes, sizes={"neurons": 16, "hidden": 8})
     experiment = Experiment(spec, load_data(str(few_writers), "images", 5))
-    told, state = run_settings(experiment), experiment.start(2, None).state
+    told, state = (
+        run_settings(experiment, Draws("secret", bytes(32)), 0),
+        experiment.start(2, None).state,
+    )
     task = ["--task", "emnist_2nn", "--client", "3", "--data", str(few_writers), "--rounds", "1"]
     updates = {}
     for is_private in (False, True):

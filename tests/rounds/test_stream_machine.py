@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 from keyhole.aggregation.base import ClientResult
 from keyhole.rounds.asynchronous import AsyncRound
 from keyhole.rounds.machine import Buffering, StreamMachine
+from keyhole.rounds.spec import RunParts
+from keyhole.sampling import Cohorts
 
 
 def machine(step=10, at_work=0, **changes):
@@ -42,7 +44,7 @@ def test_only_an_update_that_was_sent_is_stale():
     this = AsyncRound()
     this.end(sent, None)
     this.end(lost, None)
-    _, record = this.close(0, 10, "everyone", None, None, "cohort")
+    _, record = this.close(0, 10, "everyone", None, RunParts(Cohorts(2, 2), {}))
     assert record.stale == [0]
 
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+from keyhole.crypto.prg import Prg
+
 KEY_BYTES, SIGNATURE_BYTES = 32, 64
 
 
 def new_private() -> bytes:
-    """Returns a new private key, from the system's generator."""
-    return Ed25519PrivateKey.generate().private_bytes_raw()
+    """Returns a new private key, which is 32 random bytes."""
+    return Prg.fresh().bytes(KEY_BYTES)
 
 
 def public_of(private: bytes) -> bytes:

@@ -16,7 +16,7 @@ import struct
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
-from math import inf
+from math import copysign, inf
 from typing import Any
 
 import numpy as np
@@ -234,6 +234,8 @@ class SumParams:
         if not (self.norm > 0 and 0 <= self.noise < inf and 0 <= self.room <= _MAX):
             raise _bad(f"norm {self.norm}, noise {self.noise}, room {self.room}")
         fixed, _ = self.fixed_point, self.sparse  # raise where a number is out of their range
+        if min(copysign(1, noise) for noise in (self.noise, self.count_noise)) < 0:
+            raise _bad("noise of -0, a second text of the same params")
         if self.noise and self.is_counted:
             raise _bad("noise, and counts without any")
         if not 0 <= self.min_per_key <= self.max_clients:

@@ -78,7 +78,7 @@ class LweShape:
     >>> shape.slices_per_column, shape.columns
     (5, 20000)
     >>> round(shape.total_bytes / 1e6, 1)
-    161.6
+    167.4
     """
 
     num_keys: int

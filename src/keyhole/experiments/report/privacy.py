@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import log10
+from math import inf, log10
 from types import MappingProxyType
 from typing import Any
 
@@ -21,6 +21,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from keyhole.delivery.base import DeliveryAbout
 from keyhole.delivery.clear import Broadcast, Pregenerated
+from keyhole.errors import InputError
 from keyhole.experiments.report.style import (
     SeriesStyle,
     add_legend,
@@ -79,10 +80,13 @@ class PriceTable:
         """m of the tables in words: fewer than K."""
         return [m for m in _EXAMPLES if m < self.num_keys]
 
-    def bytes_of(self, way: str, keys_per_client: int) -> int:
-        """Both directions, of one client."""
+    def bytes_of(self, way: str, keys_per_client: int) -> float:
+        """Both directions, of one client; infinite beyond the limits of a way's messages."""
         load = Workload(self.num_keys, keys_per_client, self.slice_bytes, cohort=1)
-        return price_of(way, load).bytes_total
+        try:
+            return price_of(way, load).bytes_total
+        except InputError:
+            return inf
 
     def share(self, way: str, keys_per_client: int) -> float:
         """Bytes over those of broadcast."""
