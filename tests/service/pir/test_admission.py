@@ -75,7 +75,7 @@ def test_tokens_are_taken_all_or_none(admission):
     with pytest.raises(ReplayError):
         admission.take(ROUND, "queries/0", [one, one])
     with pytest.raises(MalformedError):
-        admission.take(ROUND, "queries/0", [one, other[:-1] + b"\0"])
+        admission.take(ROUND, "queries/0", [one, other[:-1] + bytes([other[-1] ^ 1])])
     admission.take(ROUND, "queries/0", [one, other])
 
 
