@@ -12,6 +12,7 @@ import pytest
 
 from keyhole.aggregation.plain import PLAIN
 from keyhole.aggregation.robust import NormAlarm, TrimmedMean
+from keyhole.engines.ray import crew
 from keyhole.engines.ray.engine import RayEngine
 from keyhole.errors import InputError, WorkerError
 from keyhole.rounds.loop import start_run
@@ -232,3 +233,35 @@ def test_without_ray_the_error_says_how_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(InputError, match=r"pip install 'keyhole\[ray\]'"):
         RayEngine(crowd.make_clients)
+
+
+@pytest.mark.parametrize("slow_starts", [1, 4])
+def test_a_ray_that_starts_slowly_is_started_again(monkeypatch, slow_starts):
+    """Ray gives its own programs 30 s, and then raises a bare Exception: so a busy machine does."""
+
+    class SlowRay:
+        starts = 0
+
+        def is_initialized(self):
+            return False
+
+        def init(self, *_, **__):
+            self.starts += 1
+            if self.starts <= slow_starts:
+                raise Exception("The current node timed out during startup.")
+
+        def shutdown(self):
+            pass
+
+    slow = SlowRay()
+    monkeypatch.setattr(crew, "find_ray", lambda: slow)
+    if slow_starts == 1:
+        with crew.connected() as ray:
+            assert ray is slow
+    else:
+        with (
+            pytest.raises(WorkerError, match="this machine: The current node timed out"),
+            crew.connected(),
+        ):
+            pass
+    assert slow.starts == min(slow_starts + 1, 4)
