@@ -32,6 +32,7 @@ from keyhole.server.row_sums import sum_updates
 from keyhole.server.state import ServerState
 from keyhole.service.access import Keyring, new_key
 from keyhole.service.publishing import Publisher
+from keyhole.wire.manifest import digest_of
 from keyhole.wire.messages import Ask, decode_update, encode_query, encode_update
 from slice_peers.processes import cpu_seconds, free_port, serving
 
@@ -180,7 +181,8 @@ class _Round:
     def _update(self, device: int, keys_per_client: int) -> bytes:
         keys = keys_of(device, keys_per_client)
         rows = np.random.default_rng(device).standard_normal((len(keys), WIDTH), np.float32)
-        return encode_update(self.layout, {"w": rows}, {"row": SPACE.keys(keys)})
+        chosen = {"row": SPACE.keys(keys)}
+        return encode_update(self.layout, {"w": rows}, chosen, digest_of(self.id))
 
 
 def keys_of(device: int, count: int) -> np.ndarray:
@@ -273,7 +275,7 @@ def _adding(layout: Layout, bodies: Sequence[bytes]) -> float:
     """CPU seconds of the trainer for one update."""
 
     def add() -> None:
-        found = [decode_update(body, layout, MAX_KEYS) for body in bodies]
+        found = [decode_update(body, layout, MAX_KEYS, body[8:40]) for body in bodies]
         updates = [usable(update) for update, _ in found]
         keys: list[Mapping[str, Keys]] = [keys for _, keys in found]
         sum_updates(layout, [u for u in updates if u is not None], keys, "cohort")

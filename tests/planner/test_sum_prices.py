@@ -37,9 +37,8 @@ def test_a_plain_update_has_as_many_bytes_as_planned():
     space = KeySpace("row", 500)
     model = {"w": np.zeros((500, 3), np.float32)}
     rows = {"w": np.zeros((20, 3), np.float32)}
-    body = encode_update(
-        Layout.of(model, Cut(space, {"w": 0})), rows, {"row": space.keys(range(20))}
-    )
+    layout, keys = Layout.of(model, Cut(space, {"w": 0})), {"row": space.keys(range(20))}
+    body = encode_update(layout, rows, keys, bytes(32))
     assert aggregation_named("plain").price(Workload(500, 20, 12, 1)).bytes_up == len(body)
 
 

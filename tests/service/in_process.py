@@ -11,7 +11,8 @@ from keyhole.service.access import Access, Keyring
 from keyhole.service.app import App
 from keyhole.wire import messages as wire
 from keyhole.wire.assignment import Pace, admit
-from tests.service.memory_rounds import MemoryRounds, layout
+from keyhole.wire.manifest import digest_of
+from tests.service.memory_rounds import MemoryRounds, layout, make_round
 
 NOW = 1_800_000_000.0
 RING = Keyring((b"k" * 32,))
@@ -19,6 +20,7 @@ BINARY = {"content-type": "application/octet-stream"}
 IMMUTABLE = "public, max-age=31536000, immutable, no-transform"
 SHAPE = {"status", "kind", "wrong", "got", "allowed", "fix"}
 WORD_TABLE, EVERYONE_TABLE = 1, 0
+ROUND_ID = make_round(3).id  # of a service without settings of its own
 
 
 class Service:
@@ -79,11 +81,11 @@ def bearer(token):
     return {"authorization": f"Bearer {token}"}
 
 
-def update_of(value=1.0, keys=(3, 5)):
+def update_of(value=1.0, keys=(3, 5), round_id=ROUND_ID):
     made = layout()
     z = {"word": made.spaces[0].keys(keys)}
     update = {"w": np.full((len(keys), 3), value, np.float32), "b": np.zeros(5, np.float32)}
-    return wire.encode_update(made, update, z)
+    return wire.encode_update(made, update, z, digest_of(round_id))
 
 
 def send_update(service, body=None, token=None, **headers):
@@ -91,6 +93,6 @@ def send_update(service, body=None, token=None, **headers):
     return service.ask(
         "POST",
         "/v1/rounds/{id}/updates",
-        content=update_of() if body is None else body,
+        content=update_of(round_id=service.round.id) if body is None else body,
         headers={**BINARY, **bearer(token), **headers},
     )

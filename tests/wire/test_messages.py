@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import keyhole as kh
-from keyhole.errors import DamageError, KeySpaceError, RequestError, TooLargeError
+from keyhole.errors import DamageError, KeySpaceError, RequestError, StaleError, TooLargeError
 from keyhole.wire.messages import (
     MAX_BLOCKS,
     Ask,
@@ -28,6 +28,7 @@ from tests.helpers import LAYOUTS, assert_trees_equal, client_keys, counts_of, m
 NUM_KEYS = [7, 2**31, 2**63]
 
 NAMES = st.integers(0, 2**64 - 1)
+MADE_FROM = bytes(range(32))  # the digest of a manifest
 
 
 @st.composite
@@ -212,7 +213,9 @@ def test_an_update_arrives_as_it_was_sent(name, data):
     keys = data.draw(client_keys(layout))
     update = data.draw(model_of(layout, counts_of(keys)))
     by_name = layout.keys_by_space(keys)
-    found, found_keys = decode_update(encode_update(layout, update, by_name), layout, 100)
+    found, found_keys = decode_update(
+        encode_update(layout, update, by_name, MADE_FROM), layout, 100, MADE_FROM
+    )
     assert_trees_equal(found, update)
     assert {n: list(z) for n, z in found_keys.items()} == {n: list(z) for n, z in by_name.items()}
 
@@ -221,13 +224,13 @@ def example_update():
     layout = LAYOUTS["rows with a broadcast bias"]
     keys = {"row": layout.spaces[0].keys([6, 0])}
     update = {"kernel": np.arange(6, dtype=np.float32).reshape(2, 3), "bias": np.ones(3, "f4")}
-    return layout, encode_update(layout, update, keys)
+    return layout, encode_update(layout, update, keys, MADE_FROM)
 
 
 def test_every_byte_of_an_update():
     _, body = example_update()
     content = (
-        b"KHU1" + b"\1\0" + b"\2\0"
+        b"KHU2" + b"\1\0" + b"\2\0" + MADE_FROM
         + b"\2\0\0\0" + struct.pack("<qq", 6, 0)
         + np.ones(3, "<f4").tobytes()  # what is not cut comes first
         + np.arange(6, dtype="<f4").tobytes()
@@ -241,18 +244,19 @@ def test_any_flipped_or_cut_byte_of_an_update_is_refused():
         flipped = bytearray(body)
         flipped[place] ^= 0x40
         with pytest.raises(RequestError):
-            decode_update(bytes(flipped), layout, 100)
+            decode_update(bytes(flipped), layout, 100, MADE_FROM)
         with pytest.raises(RequestError):
-            decode_update(body[:place], layout, 100)
+            decode_update(body[:place], layout, 100, MADE_FROM)
 
 
 @given(st.binary(max_size=100))
 def test_any_signed_bytes_are_an_update_or_refused(content):
     """Bytes whose checksum is right reach the checks behind it."""
     layout = LAYOUTS["rows with a broadcast bias"]
-    content = struct.pack("<4sHH", b"KHU1", 1, 2) + content
+    content = struct.pack("<4sHH", b"KHU2", 1, 2) + MADE_FROM + content
     try:
-        _, keys = decode_update(content + struct.pack("<I", crc32(content)), layout, max_keys=3)
+        body = content + struct.pack("<I", crc32(content))
+        _, keys = decode_update(body, layout, 3, MADE_FROM)
     except (RequestError, KeySpaceError):
         return
     assert len(keys["row"]) <= 3
@@ -261,16 +265,22 @@ def test_any_signed_bytes_are_an_update_or_refused(content):
 def test_an_update_of_another_model_is_refused():
     _, body = example_update()
     with pytest.raises(RequestError, match="another model"):
-        decode_update(body, LAYOUTS["two key spaces"], 100)
+        decode_update(body, LAYOUTS["two key spaces"], 100, MADE_FROM)
+
+
+def test_an_update_made_from_another_manifest_is_refused():
+    layout, body = example_update()
+    with pytest.raises(StaleError, match="made for another manifest"):
+        decode_update(body, layout, 100, bytes(32))
 
 
 def test_an_update_with_too_many_or_wrong_keys_is_refused():
     layout, body = example_update()
     with pytest.raises(TooLargeError, match="got 2; expected 1"):
-        decode_update(body, layout, max_keys=1)
+        decode_update(body, layout, 1, MADE_FROM)
     smaller = kh.Layout.of(
         {"kernel": np.zeros((6, 3), "f4"), "bias": np.zeros(3, "f4")},
         kh.Cut(kh.KeySpace("row", 6), {"kernel": 0}),
     )
     with pytest.raises(KeySpaceError, match=r"1 of 2 keys"):
-        decode_update(body, smaller, 100)
+        decode_update(body, smaller, 100, MADE_FROM)

@@ -26,7 +26,7 @@ from keyhole.primitives.keyspace import key_bytes
 from keyhole.server.row_sums import RowUpdate, choosers, merge_blocks, sum_updates
 
 _ARRIVES = ("sent", "late", "refused")
-_HEAD_BYTES, _KEY_BYTES = 16, 8  # of an update beside its rows, and of a key
+_HEAD_BYTES, _KEY_BYTES = 48, 8  # of an update beside its rows, and of a key
 
 _RESTS_ON = "Nothing: the server sees every update."
 _SPARSE = AggregationAbout(

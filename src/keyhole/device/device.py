@@ -40,6 +40,7 @@ from keyhole.wire.manifest import (
     MAX_BYTES,
     Manifest,
     decode_manifest,
+    digest_of,
     name_round,
     not_a_round,
     number_of,
@@ -318,7 +319,8 @@ class Device:
         """
         known = self.known(round)
         refuse_clear(known.manifest.settings)
-        body = encode_update(known.layout, update, known.keys_by_space(keys))
+        chosen = known.keys_by_space(keys)
+        body = encode_update(known.layout, update, chosen, digest_of(known.id))
         path, token = f"/v1/rounds/{known.id}/updates", self.token_for(round)
         self.client.send(path, body, token=token, limit=_MAX_MESSAGE, content_type=OCTETS)
         return len(body)

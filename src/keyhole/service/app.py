@@ -47,7 +47,7 @@ from keyhole.service.routes import (
 from keyhole.service.spool import UpdateSpool
 from keyhole.wire import messages
 from keyhole.wire.assignment import Admission, Admit, Fetched, OpenRound, RoundSource, SliceTable
-from keyhole.wire.manifest import Manifest, number_of
+from keyhole.wire.manifest import Manifest, digest_of, number_of
 from keyhole.wire.signing import SIGNATURE
 
 _PLACE = re.compile(r"0|[1-9][0-9]{0,18}")
@@ -352,7 +352,8 @@ class UpdateRoutes:
 
         One that is above the norm and to be clipped is stored as it is: who adds it up clips it.
         """
-        update, keys = messages.decode_update(body, layout, self.guards.limits.max_keys)
+        limit = self.guards.limits.max_keys
+        update, keys = messages.decode_update(body, layout, limit, digest_of(round_id))
         taken = bound.take(update, keys)
         if taken.is_above:
             self.guards.metrics.add("above_norm")

@@ -19,6 +19,7 @@ from keyhole.sampling import Outcome
 from keyhole.server.row_sums import BLOCK, BlockSum, pair_up, sum_block
 from keyhole.service.spool import UpdateSpool
 from keyhole.wire.assignment import device_name
+from keyhole.wire.manifest import digest_of
 from keyhole.wire.messages import bound_settings, decode_update
 
 
@@ -218,7 +219,7 @@ class SpoolInbox:
             return replace(nothing_of(client, outcome), is_above_norm=is_above)
         body = self._spool.read(round_id, device_name(client))
         try:
-            update, keys = decode_update(body, layout, max_keys=2**32)
+            update, keys = decode_update(body, layout, 2**32, digest_of(round_id))
         except KeyholeError:  # the service had checked it: a file was changed since
             return nothing_of(client, "refused")
         taken = parts.bound.take(update, keys)

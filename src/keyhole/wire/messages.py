@@ -30,6 +30,7 @@ from keyhole.errors import (
     KeySpaceError,
     MalformedError,
     RequestError,
+    StaleError,
     TooLargeError,
 )
 from keyhole.primitives.keyspace import Keys, KeySpace
@@ -42,8 +43,9 @@ MAX_BLOCKS = 64
 Names = NDArray[np.uint64]
 """Short names of records, shape (m,): the first eight bytes of their leaves."""
 
-_QUERY, _UPDATE = b"KHQ2", b"KHU1"
+_QUERY, _UPDATE = b"KHQ2", b"KHU2"
 _HEAD = struct.Struct("<4sHH")  # name and version, two counts
+_UPDATE_HEAD = struct.Struct("<4sHH32s")  # the same, and the digest of the manifest
 _BLOCK = struct.Struct("<HBBI")  # table, bytes of a key, flags, keys
 _HAS_NAMES, _NO_PROOF = 1, 2  # flags
 _COUNT, _CHECK = struct.Struct("<I"), struct.Struct("<I")
@@ -203,11 +205,15 @@ def _mask_bytes(ask: Ask) -> int:
     return 0 if ask.names is None else -(-len(ask.keys) // 8)
 
 
-def encode_update(layout: Layout, update: Tree, keys: Mapping[str, Keys]) -> bytes:
-    """Returns the body of an update, which is shaped as the sub-model that `keys` select."""
+def encode_update(layout: Layout, update: Tree, keys: Mapping[str, Keys], manifest: bytes) -> bytes:
+    """Returns the body of an update, which is shaped as the sub-model that `keys` select.
+
+    Args:
+        manifest: the digest of the one that it was made from, 32 bytes (`digest_of`).
+    """
     layout.check(update, keys)
     leaves = tree.flatten(update)
-    pieces = [_HEAD.pack(_UPDATE, len(layout.spaces), len(layout.parts))]
+    pieces = [_UPDATE_HEAD.pack(_UPDATE, len(layout.spaces), len(layout.parts), manifest)]
     for space in layout.spaces:
         z = keys[space.name].array
         pieces += [_COUNT.pack(len(z)), z.astype("<i8").tobytes()]
@@ -216,14 +222,29 @@ def encode_update(layout: Layout, update: Tree, keys: Mapping[str, Keys]) -> byt
     return body + _CHECK.pack(crc32(body))
 
 
-def decode_update(body: bytes, layout: Layout, max_keys: int) -> tuple[Tree, dict[str, Keys]]:
-    """Returns an update and its keys."""
-    name, spaces, parts = _unpack(_HEAD, body, 0)
+def decode_update(
+    body: bytes, layout: Layout, max_keys: int, manifest: bytes
+) -> tuple[Tree, dict[str, Keys]]:
+    """Returns an update and its keys.
+
+    Raises:
+        StaleError: it was made from another manifest than the one of this digest.
+        RequestError: it is no update of this layout.
+    """
+    name, spaces, parts, made_from = _unpack(_UPDATE_HEAD, body, 0)
     if (name, spaces, parts) != (_UPDATE, len(layout.spaces), len(layout.parts)):
         raise _malformed("its head, which belongs to another model")
-    if len(body) < _HEAD.size + _CHECK.size or crc32(body[:-4]) != _unpack(_CHECK, body[-4:], 0)[0]:
+    if len(body) < _UPDATE_HEAD.size + _CHECK.size or (
+        crc32(body[:-4]) != _unpack(_CHECK, body[-4:], 0)[0]
+    ):
         raise _malformed("its checksum")
-    keys, at = {}, _HEAD.size
+    if made_from != manifest:
+        raise StaleError(
+            "the update was made for another manifest: got the digest of another round or run; "
+            "expected that of the manifest of this round; nothing of it was taken; train on the "
+            "slices of this round and send again"
+        )
+    keys, at = {}, _UPDATE_HEAD.size
     for space in layout.spaces:
         (count,) = _unpack(_COUNT, body, at)
         if count > max_keys:

@@ -7,6 +7,7 @@ import pytest
 from keyhole.errors import ConflictError, TooLateError
 from keyhole.service import spool as update_spool
 from keyhole.service.spool import UpdateSpool
+from keyhole.wire.manifest import digest_of
 from keyhole.wire.messages import encode_update
 from tests.helpers import DIGEST
 from tests.service.small_service import LAYOUT, small_service
@@ -97,7 +98,7 @@ def test_a_body_that_is_half_sent_when_its_round_goes_is_not_acknowledged(tmp_pa
         with service.device(name="fast") as fast, service.device(name="slow") as slow:
             told = fast.check_in()
             got = fast.fetch(told, keys)
-            body = encode_update(state.layout, got.model, got.keys)
+            body = encode_update(state.layout, got.model, got.keys, digest_of(round_id))
             token = slow.check_in().token
             with connect(service.url) as connection:
                 head = [

@@ -98,7 +98,7 @@ def test_another_content_type_is_415(service):
         service.refused(answer, 415, "MediaTypeError")
 
 
-@pytest.mark.parametrize("body", [b"", b"KHQ1", b"x" * 8, b"KHQ1\x01\x00\x00\x00", b"KHU1" * 9])
+@pytest.mark.parametrize("body", [b"", b"KHQ1", b"x" * 8, b"KHQ1\x01\x00\x00\x00", b"KHU2" * 20])
 def test_bytes_that_are_no_query_are_400(service, body):
     answer = service.ask("POST", "/v1/rounds/{id}/slices", content=body, headers=BINARY)
     service.refused(answer, 400, "RequestError")

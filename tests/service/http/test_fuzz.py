@@ -24,6 +24,7 @@ from keyhole.service.limits import Limits
 from keyhole.service.spool import UpdateSpool
 from keyhole.wire import messages as wire
 from keyhole.wire.assignment import Pace, admit
+from keyhole.wire.manifest import digest_of
 from tests.helpers import DIGEST
 from tests.service.memory_rounds import WORDS, MemoryRounds, layout, make_round
 
@@ -124,7 +125,8 @@ def make_update(rng):
     chosen = [rng.randrange(WORDS) for _ in range(rng.randrange(4))]
     value = rng.choice([0.0, 1.0, -3e38, np.nan, np.inf])
     update = {"w": np.full((len(chosen), 3), value, np.float32), "b": np.zeros(5, np.float32)}
-    return wire.encode_update(LAYOUT, update, {"word": LAYOUT.spaces[0].keys(chosen)}), []
+    keys, made_from = {"word": LAYOUT.spaces[0].keys(chosen)}, rng.choice([ROUND, ROUND, OLD]).id
+    return wire.encode_update(LAYOUT, update, keys, digest_of(made_from)), []
 
 
 def make_body(rng):
@@ -182,7 +184,7 @@ def make_line(rng, body):
         return rng.choice(METHODS), make_path(rng)
     if rng.random() < 0.3:
         return "GET", rng.choice(RIGHT_PATHS)
-    return "POST", BASE + (b"/updates" if body.startswith(b"KHU1") else b"/slices")
+    return "POST", BASE + (b"/updates" if body.startswith(b"KHU2") else b"/slices")
 
 
 class Service:
@@ -288,7 +290,9 @@ def check_body(service, path, body):
 
 def fuzz_bodies(cases):
     """Holds a service to the rules for any bytes, and any bytes behind a right beginning."""
-    begun = st.sampled_from([b"", b"KHQ1", b"KHQ1\x01\0\0\0\x01\0\x04\0", b"KHU1\x01\0\x02\0"])
+    begun = st.sampled_from(
+        [b"", b"KHQ2", b"KHQ2\x01\0\0\0\x01\0\x04\0", b"KHU2\x01\0\x02\0" + digest_of(ROUND.id)]
+    )
     with services() as (made, _):
 
         @settings(max_examples=cases, database=None)

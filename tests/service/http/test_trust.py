@@ -25,6 +25,7 @@ from keyhole.service.spool import UpdateSpool
 from keyhole.service.transport import serving
 from keyhole.wire import messages as wire
 from keyhole.wire.assignment import Pace, admit
+from keyhole.wire.manifest import digest_of
 from tests.helpers import LONG
 
 KEY, NUM_KEYS, DEVICE = 48_611, 50_000, "the-phone-in-question"
@@ -95,7 +96,8 @@ def take_part(ask):
     told = json.loads(said)
     base, token = f"/v1/rounds/{told['round']}", told["token"]
     update = {"w": np.ones(1, np.float32), "b": np.ones(2, np.float32)}
-    sent = wire.encode_update(LAYOUT, update, {"word": LAYOUT.spaces[0].keys([KEY])})
+    keys = {"word": LAYOUT.spaces[0].keys([KEY])}
+    sent = wire.encode_update(LAYOUT, update, keys, digest_of(told["round"]))
     asked = [wire.encode_query([wire.Ask(1, np.array([key]))]) for key in (KEY, OUTSIDE)]
     return [
         status,
