@@ -9,7 +9,8 @@ from keyhole.aggregation import aggregation_named
 from keyhole.delivery import delivery_named
 from keyhole.delivery.clear import OnDemand
 from keyhole.errors import InputError
-from keyhole.experiments.experiment import DATASET, KINDS, Experiment, own_dataset
+from keyhole.experiments.experiment import DATASET, KINDS, Experiment
+from keyhole.experiments.opening import own_dataset
 from keyhole.experiments.specs import spec_of
 from keyhole.identity import Ref
 from keyhole.keys.structured import choice_named, top

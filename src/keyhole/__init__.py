@@ -47,6 +47,7 @@ from keyhole.primitives.select import (
 if typing.TYPE_CHECKING:
     from keyhole.aggregation.base import Aggregation
     from keyhole.experiments.experiment import Experiment
+    from keyhole.experiments.opening import SavedRun, open_run
     from keyhole.experiments.task import Task
     from keyhole.keys.choice import Choice
     from keyhole.models.model import Model
@@ -84,6 +85,7 @@ __all__ = [
     "Quantized",
     "Run",
     "RunParts",
+    "SavedRun",
     "Sequences",
     "ServerState",
     "ServerValue",
@@ -108,6 +110,7 @@ __all__ = [
     "generalized_select",
     "many_as_one",
     "map_clients",
+    "open_run",
     "resume_run",
     "select",
     "select_buckets",
@@ -119,6 +122,7 @@ __all__ = [
 _ON_DEMAND = {  # module -> names that it is loaded for
     "aggregation.base": "Aggregation",
     "experiments.experiment": "Experiment",
+    "experiments.opening": "SavedRun open_run",
     "experiments.task": "Task",
     "keys.choice": "Choice",
     "models.model": "Model",

@@ -47,6 +47,7 @@ may be seen at the server never carry a key or an update of one client: they car
 
 from __future__ import annotations
 
+import json
 import re
 from typing import ClassVar
 
@@ -117,6 +118,16 @@ class KeyholeError(Exception):
         if facts is None:
             raise ValueError(f"an error says 'WRONG: got X; expected Y; DO Z': got {message!r}")
         self.wrong, self.got, self.allowed, self.fix = facts.groups()
+
+    def to_json(self) -> bytes:
+        """Returns the body of the answer of a service that refuses a request.
+
+        >>> KeyholeError("it is late: got 9; expected 8; wait").to_json()
+        b'{"error":{"status":500,"kind":"KeyholeError","wrong":"it is late",...
+        """
+        facts = {name: getattr(self, name) for name in ("wrong", "got", "allowed", "fix")}
+        told = {"status": self.http_status, "kind": type(self).__name__, **facts}
+        return json.dumps({"error": told}, separators=(",", ":")).encode("ascii")
 
 
 class InputError(KeyholeError):

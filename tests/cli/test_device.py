@@ -7,8 +7,9 @@ import pytest
 from click.testing import CliRunner
 
 from keyhole.cli.device import _line_of, _take_part, device, fetch_of
-from keyhole.cli.runs import load_data, run_settings
+from keyhole.cli.runs import run_settings
 from keyhole.cli.screen import Notices
+from keyhole.data.open import open_dataset
 from keyhole.delivery.records import RecordField, Records
 from keyhole.delivery.sources import FunctionSource
 from keyhole.device.device import Device
@@ -54,7 +55,7 @@ def test_a_device_of_a_task_sends_what_its_client_sends_in_process(
 ):
     monkeypatch.setenv("KEYHOLE_CACHE", environment["KEYHOLE_CACHE"])
     spec = spec_of("emnist_2nn", sizes=SIZES, keys={"neuron": {"count": 8}}, seed=5)
-    experiment = Experiment(spec, load_data(str(few_writers), "images", 5))
+    experiment = Experiment(spec, open_dataset(few_writers))
     plan, state = experiment.run_parts(0), experiment.start(0, None).state
     settings = run_settings(experiment, Draws("secret", bytes(32)), 0)
     published = service.publish_state(state, settings=settings).published

@@ -8,9 +8,10 @@ import pytest
 from click.testing import CliRunner
 
 from keyhole.cli.device import device
-from keyhole.cli.runs import load_data, run_settings
+from keyhole.cli.runs import run_settings
 from keyhole.cli.serve import check_tables, extra_routes, serve
 from keyhole.cli.token import token
+from keyhole.data.open import open_dataset
 from keyhole.delivery.pir.database import PirParams
 from keyhole.delivery.pir.two_server import TwoServerPir
 from keyhole.delivery.relay.ohttp import GatewayKey
@@ -145,7 +146,7 @@ def test_a_device_of_a_task_sends_the_same_update_however_it_fetches(
     monkeypatch.setenv("KEYHOLE_CACHE", environment["KEYHOLE_CACHE"])
     changes = {"seed": 5, "trial": 2, "keys.neuron.count": 8}
     spec = spec_of("emnist_2nn", changes, sizes={"neurons": 16, "hidden": 8})
-    experiment = Experiment(spec, load_data(str(few_writers), "images", 5))
+    experiment = Experiment(spec, open_dataset(few_writers))
     told, state = (
         run_settings(experiment, Draws("secret", bytes(32)), 0),
         experiment.start(2, None).state,

@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shutil
 from urllib.request import urlopen
 
 import click.testing
@@ -9,11 +11,13 @@ import numpy as np
 import pytest
 
 from keyhole.cli.publish import publish
+from keyhole.data.open import make_synthetic
 from keyhole.device.device import Device
-from keyhole.errors import KeyholeError
+from keyhole.errors import InputError, KeyholeError
+from keyhole.experiments.opening import open_run
 from keyhole.server.snapshots import load_snapshot
 from keyhole.service.reading import RoundsDirectory, verify_round
-from tests.helpers import assert_trees_equal
+from tests.helpers import ROOT, assert_trees_equal
 from tests.service.service_process import service
 
 TINY = ("--size", "neurons=16", "--size", "hidden=8", "--cohort", "3", "--rounds", "2", "--m", "8")
@@ -55,6 +59,27 @@ def test_a_trained_model_is_served_as_it_was_trained(run, trained, tmp_path):
             keys = np.arange(table.info.num_keys)
             rows = table.info.records.decode_rows(table.gather(keys).records)
             np.testing.assert_array_equal(rows, state.rows(place, keys))
+
+
+def test_a_finished_run_opens_in_python_as_the_training_page_says(
+    trained, environment, few_writers, monkeypatch, capsys, tmp_path
+):
+    monkeypatch.setenv("KEYHOLE_CACHE", environment["KEYHOLE_CACHE"])
+    (code,) = re.findall(r"```py\n(.*?)```", (ROOT / "docs" / "training.md").read_text(), re.S)
+    found = {}
+    exec(code.replace("keyhole-runs/so_tag-top100-words/trial-0", str(trained)), found)
+    assert capsys.readouterr().out.startswith("emnist_2nn 2 {")
+    run = found["run"]
+    snapshot = max((trained / "state").glob("snapshot-*.khs"))
+    state = load_snapshot(snapshot, run.experiment.task.model.layout).state
+    assert_trees_equal(run.model(), state.model())
+    assert run.spec.rounds == len(run.records()) == 2
+    with pytest.raises(InputError, match="holds a run with another dataset"):
+        open_run(trained, make_synthetic("writers", 0, writers=6))
+    shutil.copytree(trained, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "state")
+    with pytest.raises(InputError, match="has no model: got no folder state"):
+        open_run(tmp_path / "run").model()
 
 
 def test_slices_on_demand_are_those_of_the_published_round(run, trained, environment, few_writers):

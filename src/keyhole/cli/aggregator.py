@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from keyhole.cli.options import (
-    DIRECTORY,
-    EXISTING_FILE,
-    NumberRange,
+from keyhole.cli.listening import (
+    client_of,
     deny_list_of,
     deny_option,
-    listen_of,
     listen_options,
+    serve_with,
 )
+from keyhole.cli.options import DIRECTORY, EXISTING_FILE, NumberRange
 from keyhole.cli.sums import shared_names
 
 if TYPE_CHECKING:
@@ -109,16 +108,12 @@ def aggregator(directory: Path, **options: Any) -> None:
     the address when it starts, and in DIRECTORY/seal.pub: it is made at the first start.
     """
     from keyhole.service.sums import sealing_key
-    from keyhole.service.transport import run
 
     make = _app_maker(directory, options)
     key = sealing_key(directory).public.hex()
 
-    def tell(url: str, metrics: str) -> None:
-        party = options["party"]
-        click.echo(f"aggregating as party {party} at {url}#{key}\nmetrics at {metrics}", err=True)
-
-    run(make, listen_of(options), metrics=options["metrics_listen"], on_listen=tell)
+    party = options["party"]
+    serve_with(options, make, lambda url: f"aggregating as party {party} at {url}#{key}")
 
 
 def _app_maker(directory: Path, options: dict[str, Any]) -> Callable[[Metrics], AggregatorApp]:
@@ -130,8 +125,7 @@ def _app_maker(directory: Path, options: dict[str, Any]) -> Callable[[Metrics], 
     from keyhole.service.finishing import PeerLine
     from keyhole.service.limits import Limits
     from keyhole.service.sums import AggregatorSettings, SumFiles
-    from keyhole.wire.http import HttpClient
-    from keyhole.wire.sockets import Certificate, Retry
+    from keyhole.wire.sockets import Certificate
 
     if (options["peer_cert"] is None) != (options["peer_cert_key"] is None):
         raise click.UsageError("--peer-cert and --peer-cert-key belong together")
@@ -150,13 +144,7 @@ def _app_maker(directory: Path, options: dict[str, Any]) -> Callable[[Metrics], 
         max_upload=body,
         budget=Budget(options["max_epsilon"] or inf, options["delta"]),
     )
-    client = HttpClient(
-        options["peer"],
-        ca=options["peer_ca"],
-        certificate=shown,
-        retry=Retry(attempts=1),
-        insecure=options["insecure"],
-    )
+    client = client_of(options, "peer", certificate=shown)
 
     def make(metrics: Metrics) -> AggregatorApp:
         line = PeerLine(client, keyrings.peer, party)

@@ -14,8 +14,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from keyhole.cli.options import json_option, out_option, seed_option
+from keyhole.cli.options import json_option, out_option
 from keyhole.cli.runs import start_jax
+from keyhole.cli.spec_options import seed_option
 from keyhole.files import make_directory, storage_errors
 
 if TYPE_CHECKING:

@@ -15,9 +15,10 @@ from zipfile import ZipFile
 import click
 import numpy as np
 
-from keyhole.cli.options import DIRECTORY, FILE, GroupedOption, NameOr, data_option
-from keyhole.cli.runs import load_data, start_jax, synthetic_sizes
-from keyhole.cli.screen import Notices
+from keyhole.cli.options import DIRECTORY, FILE, GroupedOption, NameOr
+from keyhole.cli.runs import start_jax
+from keyhole.cli.screen import Notices, import_shown
+from keyhole.cli.spec_options import data_option
 from keyhole.cli.sums import device_sum_options, send_of
 from keyhole.cli.token import claims_in, read_token
 from keyhole.delivery import all_deliveries, delivery_named, delivery_names
@@ -334,12 +335,10 @@ def _population(options: Mapping[str, Any]) -> Callable[[DeviceSettings], Client
             )
         start_jax()
         from keyhole.experiments.experiment import Experiment
-        from keyhole.experiments.named import task_named
+        from keyhole.experiments.opening import open_data
 
         spec = spec_for_device(told, [task.partition(":")[0], *trusted])
-        sizes = synthetic_sizes(data, [spec])
-        dataset = load_data(data, task_named(task).kind, seed or 0, **sizes)
-        return Experiment(spec, dataset).clients
+        return Experiment(spec, open_data(spec, data, seed or 0, find=import_shown)).clients
 
     return make
 

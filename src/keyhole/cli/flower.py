@@ -15,9 +15,11 @@ from keyhole.cli.options import (
     GroupedCommand,
     NumberRange,
     in_group,
+    refuse,
+)
+from keyhole.cli.spec_options import (
     keys_options,
     name_of_option,
-    refuse,
     run_options,
     spec_from,
     spec_options,

@@ -9,19 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from keyhole.cli.options import (
-    DIRECTORY,
-    EXISTING_DIRECTORY,
-    data_option,
-    json_option,
-    signing_option,
-)
-from keyhole.cli.runs import coding_option, draws_of, read_run, recover_run, run_settings
+from keyhole.cli.options import DIRECTORY, EXISTING_DIRECTORY, json_option, signing_option
+from keyhole.cli.runs import coding_option, draws_of, open_saved, run_settings
 from keyhole.cli.screen import progress_bars
+from keyhole.cli.spec_options import data_option
 from keyhole.delivery.records import Coding
 
 if TYPE_CHECKING:
-    from keyhole.experiments.experiment import Experiment
+    from keyhole.experiments.opening import SavedRun
     from keyhole.service.publishing import Published, Publisher
 
 
@@ -48,10 +43,10 @@ def publish(
     from keyhole.service.publishing import Publisher
     from keyhole.wire.signing import SigningKey
 
-    experiment = read_run(run, data)
+    found = open_saved(run, data)
     key = SigningKey.load(options["signing_key"]) if options["signing_key"] else None
     with Publisher(directory, key) as publisher:
-        published = _publish(publisher, run, experiment, coding, options)
+        published = _publish(publisher, found, coding, options)
     said = _describe(published, directory)
     if as_json:
         click.echo(json.dumps(said, indent=2))
@@ -63,13 +58,13 @@ def publish(
 
 
 def _publish(
-    publisher: Publisher, run: Path, experiment: Experiment, coding: str, options: dict[str, Any]
+    publisher: Publisher, run: SavedRun, coding: str, options: dict[str, Any]
 ) -> Published:
     from keyhole.service.directory import read_current
 
-    current, draws = read_current(publisher.directory), draws_of(run)
+    current, draws = read_current(publisher.directory), draws_of(run.directory)
     number = 0 if current is None else current.number + 1
-    found = recover_run(run, experiment, options["threads"])
+    found = run.recover(options["threads"])
     with closing(found.store):
         for note in found.notes:
             click.echo(f"keyhole: {note}", err=True)
@@ -79,7 +74,7 @@ def _publish(
                 found.state,
                 number=number,
                 coding=Coding(coding, draws.rounding()),  # type: ignore[arg-type]
-                settings=run_settings(experiment, draws, number),
+                settings=run_settings(run.experiment, draws, number),
                 threads=options["threads"],
                 segment_bytes=options["segment_mb"] << 20,
                 progress=lambda done, total: bars.update(bar, completed=done, total=total),

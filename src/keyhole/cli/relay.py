@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from keyhole.cli.options import (
-    EXISTING_FILE,
-    NumberRange,
+from keyhole.cli.listening import (
+    client_of,
     deny_list_of,
     deny_option,
-    listen_of,
+    keyring_of,
     listen_options,
+    serve_with,
 )
+from keyhole.cli.options import EXISTING_FILE, NumberRange
 from keyhole.cli.token import read_token
 
 if TYPE_CHECKING:
@@ -81,22 +82,15 @@ def relay(**options: Any) -> None:
     The relay sees who asks and how many requests, and cannot read them; the service sees what is
     asked and not who asks. That holds as long as different people run the two.
     """
-    from keyhole.service.access import Keyring
     from keyhole.service.limits import Limits
     from keyhole.service.relay import GatewayLink, Mix, RelayApp, relay_access
-    from keyhole.service.transport import run
-    from keyhole.wire.http import HttpClient
-    from keyhole.wire.sockets import Retry
 
-    # Before a port is taken, and a process made; nothing is opened yet.
-    url, ca, insecure = (options[name] for name in ("gateway", "gateway_ca", "insecure"))
-    client = HttpClient(url, ca=ca, retry=Retry(attempts=1), insecure=insecure)
+    client = client_of(options, "gateway")  # before a port is taken, and a process made
     token = None if options["token_file"] is None else read_token(options["token_file"])
     limits = Limits(rate_per_address=options["rate_per_address"] or inf)
     if (options["token_key"] is None) != options["is_open"]:
         raise click.UsageError("pass --token-key to know devices by, or --open to let everyone in")
-    keyring = None if options["token_key"] is None else Keyring.load(options["token_key"])
-    access = relay_access(keyring, deny_list_of(options))
+    access = relay_access(keyring_of(options), deny_list_of(options))
     mix = Mix(
         options["mix_ms"] / 1000,
         max(options["mix_count"], options["mix_min"]),
@@ -110,7 +104,4 @@ def relay(**options: Any) -> None:
         link = GatewayLink(client, token, limits.max_answer)
         return RelayApp(link, mix=mix, access=access, limits=limits, metrics=metrics)
 
-    def tell(at: str, metrics: str) -> None:
-        click.echo(f"relaying to {url} at {at}\nmetrics at {metrics}", err=True)
-
-    run(make, listen_of(options), metrics=options["metrics_listen"], on_listen=tell)
+    serve_with(options, make, lambda url: f"relaying to {options['gateway']} at {url}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -10,31 +9,25 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 from rich.table import Table
 
-from keyhole.cli.options import SYNTHETIC
 from keyhole.cli.screen import import_shown, progress_bars
 from keyhole.delivery import all_deliveries
 from keyhole.delivery.records import CodingKind
-from keyhole.errors import InputError
+from keyhole.experiments.specs import SYNTHETIC
 from keyhole.files import kept_secret
-from keyhole.identity import Ref
 from keyhole.rounds.draws import SECRET_BYTES, Draws
-from keyhole.rounds.spec import RunSpec
 
 if TYPE_CHECKING:
     import threading
 
     from rich.progress import TaskID
 
-    from keyhole.data.federated import Dataset
     from keyhole.experiments.experiment import Experiment, Hold
+    from keyhole.experiments.opening import SavedRun
     from keyhole.experiments.trial import Result
     from keyhole.rounds.loop import Rounds
     from keyhole.rounds.record import RoundRecord
     from keyhole.rounds.round import Executor
-    from keyhole.server.store import Recovered
 
-
-USUAL_WORDS = 10_000
 
 coding_option = click.option(
     "--coding",
@@ -44,34 +37,11 @@ coding_option = click.option(
 )
 
 
-def read_run(run: Path, data: str) -> Experiment:
-    """Returns the experiment that a directory says it holds, on the data it was trained with."""
-    from keyhole.experiments.experiment import Experiment
-    from keyhole.experiments.named import task_named
-    from keyhole.experiments.trial import read_result
+def open_saved(run: Path, data: str) -> SavedRun:
+    """Opens a trial's directory on what `--data` names, or on the data it was trained with."""
+    from keyhole.experiments.opening import open_run
 
-    path = run / "run.json"
-    try:
-        spec = RunSpec.read(json.loads(path.read_text())["spec"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(
-            f"{run} is not the directory of a trial: got {path.name}: {error}; expected what "
-            "keyhole train writes: OUT/NAME/trial-N; name such a directory"
-        ) from error
-    source = spec.data.name if data == SYNTHETIC else data
-    sizes = synthetic_sizes(source, [spec])
-    dataset = load_data(source, task_named(spec.task.name).kind, spec.seed, **sizes)
-    experiment = Experiment(spec, dataset)
-    read_result(run, experiment.describe(spec.trial))  # refuses other data than the run's
-    return experiment
-
-
-def recover_run(run: Path, experiment: Experiment, threads: int = 1) -> Recovered:
-    """Opens the state of a run; close its store."""
-    from keyhole.server.store import recover
-
-    layout, optimizer = experiment.task.model.layout, experiment.algorithm.server
-    return recover(run / "state", layout, threads=threads, optimizer=optimizer)
+    return open_run(run, None if data == SYNTHETIC else data, find=import_shown)
 
 
 def run_settings(experiment: Experiment, draws: Draws, number: int) -> dict[str, Any]:
@@ -89,34 +59,6 @@ def draws_of(run: Path) -> Draws:
     """What a run draws from whose state is given out: a secret in its directory, and not its
     seed."""
     return Draws("secret", kept_secret(run / "secret", SECRET_BYTES))
-
-
-def load_data(source: str, kind: str, seed: int, **sizes: int) -> Dataset:
-    """Opens what `--data` names, importing it first where that has not been done.
-
-    A synthetic dataset is of a kind, and of its usual sizes where no others are given.
-    """
-    from keyhole.data.cache import load
-    from keyhole.data.open import SYNTHETIC_KINDS, make_synthetic
-
-    if Ref(source).is_own:
-        from keyhole.experiments.experiment import own_dataset
-
-        return own_dataset(source, seed)
-    if source == SYNTHETIC:
-        if kind not in SYNTHETIC_KINDS:
-            raise InputError(
-                f"there are no synthetic data of kind {kind}: got --data {SYNTHETIC}; expected "
-                "data of that kind; give --data module:NAME (docs/own-data.md)"
-            )
-        return make_synthetic(kind, seed, **sizes)
-    return load(import_shown(source))
-
-
-def synthetic_sizes(source: str, specs: Iterable[RunSpec]) -> dict[str, int]:
-    """Sizes of synthetic data that has as many words as runs ask for, or the usual number."""
-    words = max((spec.sizes.get("words", 0) for spec in specs), default=0)
-    return {"words": max(words, USUAL_WORDS)} if source == SYNTHETIC and words else {}
 
 
 def start_jax() -> None:

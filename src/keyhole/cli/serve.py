@@ -15,18 +15,17 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 
-from keyhole.cli.options import (
-    EXISTING_DIRECTORY,
-    EXISTING_FILE,
-    NumberRange,
-    data_option,
+from keyhole.cli.listening import (
+    client_of,
     deny_list_of,
     deny_option,
-    listen_of,
+    keyring_of,
     listen_options,
-    refuse,
+    serve_with,
 )
-from keyhole.cli.runs import coding_option, draws_of, read_run, recover_run, run_settings
+from keyhole.cli.options import EXISTING_DIRECTORY, EXISTING_FILE, NumberRange, refuse
+from keyhole.cli.runs import coding_option, draws_of, open_saved, run_settings
+from keyhole.cli.spec_options import data_option
 from keyhole.errors import InputError
 
 if TYPE_CHECKING:
@@ -82,14 +81,10 @@ def extra_routes(
 def _admission(directory: Path, options: Mapping[str, Any]) -> BlindAdmission:
     """What admits devices without a name: by keys of its own, or of the service of --admission."""
     from keyhole.service.admission import AdmissionFiles, BlindAdmission, KeysOf
-    from keyhole.wire.http import HttpClient
-    from keyhole.wire.sockets import Retry
 
-    if (url := options["admission"]) is None:
+    if options["admission"] is None:
         return BlindAdmission(AdmissionFiles(directory))
-    once, ca = Retry(attempts=1), options["admission_ca"]
-    client = HttpClient(url, ca=ca, retry=once, insecure=options["insecure"])
-    return BlindAdmission(AdmissionFiles(directory), KeysOf(client))
+    return BlindAdmission(AdmissionFiles(directory), KeysOf(client_of(options, "admission")))
 
 
 def _check_queries(options: Mapping[str, Any]) -> None:
@@ -255,9 +250,8 @@ def serve(directory: Path, workers: int, **options: Any) -> None:
     """Serve the slices of the rounds in DIRECTORY until interrupted."""
     from keyhole.service.access import Access, Keyring, new_key
     from keyhole.service.limits import Limits
-    from keyhole.service.transport import run
 
-    keyring = None if options["token_key"] is None else Keyring.load(options["token_key"])
+    keyring = keyring_of(options)
     if keyring is None and options["admission"]:  # for guests alone: it may end with the process
         keyring = Keyring((bytes.fromhex(new_key()),))
     reads = not options["open_reads"]
@@ -269,7 +263,7 @@ def serve(directory: Path, workers: int, **options: Any) -> None:
         queries_per_token=options["queries_per_token"],
         cpu_per_address=options["cpu_per_address"] or inf,
     )
-    listen, extra = listen_of(options), extra_routes(options, workers, directory)
+    extra = extra_routes(options, workers, directory)
     if options["on_demand"] and workers > 1:
         raise click.UsageError("--on-demand computes each slice once, in one process")
     if not options["on_demand"]:
@@ -279,10 +273,7 @@ def serve(directory: Path, workers: int, **options: Any) -> None:
     def make(metrics: Metrics) -> App:
         return make_app(directory, options, extra, access=access, limits=limits, metrics=metrics)
 
-    def tell(url: str, metrics: str) -> None:
-        click.echo(f"serving {directory} at {url}\nmetrics at {metrics}", err=True)
-
-    run(make, listen, workers=workers, metrics=options["metrics_listen"], on_listen=tell)
+    serve_with(options, make, lambda url: f"serving {directory} at {url}", workers)
 
 
 def _published_app(
@@ -329,8 +320,8 @@ def _on_demand_app(
     from keyhole.service.app import App
     from keyhole.service.on_demand import Counts, OnDemandRounds
 
-    experiment = read_run(run, options["data"])
-    found = recover_run(run, experiment)
+    saved = open_saved(run, options["data"])
+    found = saved.recover()
     found.store.close()  # the run may go on: this worker holds its state as it is now
     draws, number = draws_of(run), found.state.steps
     rounds = OnDemandRounds(
@@ -343,7 +334,7 @@ def _on_demand_app(
         found.state.layout,
         number=number,
         step=number,
-        settings=run_settings(experiment, draws, number),
+        settings=run_settings(saved.experiment, draws, number),
     )
     check_tables(options, rounds)  # the round is there no sooner
     return App(rounds, metrics=metrics, extra_routes=extra(rounds), **known)

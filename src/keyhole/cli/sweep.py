@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from keyhole.cli.options import data_option, json_option, out_option, seed_option
-from keyhole.cli.runs import load_data, run_trials, start_jax, synthetic_sizes
+from keyhole.cli.options import json_option, out_option
+from keyhole.cli.runs import run_trials, start_jax
+from keyhole.cli.screen import import_shown
+from keyhole.cli.spec_options import data_option, seed_option
 from keyhole.files import make_directory, storage_errors
 
 if TYPE_CHECKING:
@@ -54,15 +56,16 @@ def sweep(figure: str, out: Path, data: str, as_json: bool, **options: Any) -> N
     What is finished is not run again, so a sweep that was stopped goes on where it was. Draw the
     figure with `keyhole report`.
     """
-    from keyhole.experiments.named import task_named
+    from keyhole.experiments.opening import open_data, synthetic_sizes
     from keyhole.experiments.sweeps import sweep_named
     from keyhole.experiments.trial import read_result
     from keyhole.rounds.record import metrics_to_json
 
     asked = _changed(sweep_named(figure, options["scale"]), options)
     start_jax()
-    sizes = synthetic_sizes(data, [line.spec for line in asked.lines])
-    dataset = load_data(data, task_named(asked.task).kind, options["seed"], **sizes)
+    specs = [line.spec for line in asked.lines]
+    sizes, find = synthetic_sizes(specs), import_shown
+    dataset = open_data(specs[0], data, options["seed"], sizes=sizes, find=find)
     work = _work(asked, dataset, out)
     for _, experiment, trial, directory in work:
         experiment.check()

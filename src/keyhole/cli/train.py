@@ -23,28 +23,22 @@ from keyhole.cli.options import (
     EXISTING_FILE,
     MODEL,
     PLACE,
-    SYNTHETIC,
     GroupedCommand,
     NumberRange,
     in_group,
     json_option,
-    keys_options,
     out_option,
     refuse,
-    run_options,
-    spec_from,
-    spec_options,
 )
 from keyhole.cli.runs import (
-    load_data,
     privacy_line,
     run_trials,
     skipped_line,
     start_jax,
-    synthetic_sizes,
     trust_table,
 )
 from keyhole.cli.screen import WaitingNotice, import_shown
+from keyhole.cli.spec_options import keys_options, run_options, spec_from, spec_options
 from keyhole.cli.sums import (
     check_aggregator_flags,
     check_privacy_flags,
@@ -54,7 +48,7 @@ from keyhole.cli.sums import (
     trainer_sum_options,
 )
 from keyhole.delivery import delivery_named
-from keyhole.experiments.specs import DEFAULTS, name_of
+from keyhole.experiments.specs import DEFAULTS, SYNTHETIC, name_of
 from keyhole.files import directory_for_work
 
 if TYPE_CHECKING:
@@ -221,12 +215,10 @@ def _train(
     spec: RunSpec, trials: int, out: Path, as_json: bool, options: Mapping[str, Any]
 ) -> None:
     from keyhole.experiments.experiment import Experiment
-    from keyhole.experiments.named import task_named
+    from keyhole.experiments.opening import open_data
 
     start_jax()
-    source, home = spec.data.name, out / name_of(spec)
-    sizes = synthetic_sizes(source, [spec])
-    data = load_data(source, task_named(spec.task.name).kind, spec.seed, **sizes)
+    home, data = out / name_of(spec), open_data(spec, find=import_shown)
     experiment = Experiment(spec, data, allow_simulation=options["allow_simulation"])
     experiment.check()
     if not options["force"]:
@@ -237,7 +229,7 @@ def _train(
     ]
     with (
         _rounds(trials, options, home / "trial-0") as kind_of,
-        _opened_engine(options, experiment, sizes) as (execute, hold),
+        _opened_engine(options, experiment) as (execute, hold),
     ):
         done = dict(run_trials(work, trials, True, kind_of=kind_of, execute=execute, hold=hold))
     if as_json:
@@ -332,7 +324,7 @@ def _rounds(
 
 @contextmanager
 def _opened_engine(
-    options: Mapping[str, Any], experiment: Experiment, sizes: Mapping[str, int]
+    options: Mapping[str, Any], experiment: Experiment
 ) -> Iterator[tuple[Executor, Hold]]:
     """What trains clients and what holds the server's state, for as long as the context lasts."""
     from keyhole.experiments.experiment import hold_here
@@ -350,8 +342,9 @@ def _opened_engine(
 
     is_file = spec.data != SYNTHETIC and not spec.data.is_own
     directory = import_shown(spec.data.name) if is_file else None
-    population = Population(spec, directory, sizes)
-    with RayEngine(population, options["workers"], address=options["address"]) as engine:
+    with RayEngine(
+        Population(spec, directory), options["workers"], address=options["address"]
+    ) as engine:
         if options["shards"] is None:
             yield engine, hold_here
         else:

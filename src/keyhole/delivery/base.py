@@ -364,6 +364,9 @@ class PrivateTable:
         return PublicTable(self.name, self.model, self.tree.root, *numbers)
 
 
+_MAX = 1 << 40  # of keys, and of bytes of a row: beyond what anybody can scan
+
+
 @dataclass(frozen=True)
 class PublicTable:
     """What params say of a table; nothing else decides what an observer sees.
@@ -382,6 +385,18 @@ class PublicTable:
     num_keys: int
     row_bytes: int
     max_keys: int
+
+    def __post_init__(self) -> None:
+        names = len(self.name), len(self.model), len(self.root)
+        numbers = (self.num_keys, self.row_bytes, self.max_keys)
+        in_range = min(numbers) >= 1 and max(numbers) <= _MAX and self.max_keys <= self.num_keys
+        if names != (16, 32, 32) or not in_range:
+            raise InputError(
+                f"params of a table that make no sense: got {self.num_keys} keys, {self.row_bytes} "
+                f"bytes, {self.max_keys} a query, names of {names} bytes; expected 1..2^40, no "
+                "more keys a query than there are, and names of 16, 32 and 32 bytes; check "
+                "num_keys, row_bytes and max_keys"
+            )
 
 
 @dataclass(frozen=True)

@@ -71,14 +71,6 @@ KINDS = {
 engine that is named by its class is checked once it is made."""
 
 
-def own_dataset(name: str, seed: int) -> Dataset:
-    """Returns the data set that "module:NAME" makes for a seed."""
-    make = resolve(name)
-    made = make(seed) if callable(make) else make
-    DATASET.check(f"what {name} returns for a seed" if callable(make) else name, made)
-    return cast("Dataset", made)
-
-
 Hold: TypeAlias = Callable[[ServerState], ServerState]
 """Takes over a server's state that was made in this process; returns the one to train."""
 

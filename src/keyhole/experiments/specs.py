@@ -22,6 +22,9 @@ from keyhole.rounds.spec import (
     ServerSpec,
 )
 
+SYNTHETIC = "synthetic"
+"""The name of data that are made from a seed."""
+
 
 def _defaults(
     task: str,

@@ -439,6 +439,19 @@ class Guards:
         async with self._turns.turn(name, *room):
             yield charge
 
+    @asynccontextmanager
+    async def body(self, request: Request, limit: int | None = None) -> AsyncIterator[bytes]:
+        """The body of a request, `max_body` bytes or `limit`; it counts as held until the context
+        ends."""
+        limit = self.limits.max_body if limit is None else limit
+        announced = request.announced(limit)
+        weight = limit if announced is None else announced
+        await self.uploads.enter(weight)
+        try:
+            yield bytes(await request.body(limit, self.limits))
+        finally:
+            self.uploads.leave(weight)
+
     def check_type(self, request: Request) -> None:
         """Raises MediaTypeError unless the body is said to be a message of `docs/wire.md`."""
         if request.headers.get(BINARY[0]) != BINARY[1]:

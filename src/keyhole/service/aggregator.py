@@ -22,8 +22,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -52,6 +51,7 @@ from keyhole.service.routes import (
     Scope,
     Send,
     file_response,
+    health_routes,
     json_response,
     pieces,
 )
@@ -118,8 +118,7 @@ class AggregatorApp:
         self._peer = peer_name(1 - settings.party)
         routes = [
             *self.routes(),
-            Route("health", ("GET",), "/healthz", self._health),
-            Route("ready", ("GET",), "/readyz", self._health),
+            *health_routes(),
         ]
         rng = rng or random.SystemRandom()
         self._edge = Edge(Routes(routes, self.metrics), self.limits, self.metrics, rng)
@@ -134,9 +133,6 @@ class AggregatorApp:
         self._finisher.close()
         self.sums.files.close()
         self.sums.ledger.close()
-
-    async def _health(self, request: Request) -> Response:
-        return json_response({"alive": True})
 
     def routes(self) -> list[Route]:
         """Those of sums."""
@@ -162,7 +158,7 @@ class AggregatorApp:
 
     async def _open_sum(self, request: Request) -> Response:
         owner, (round_id,) = self._trainer(request), request.params
-        async with self._body(request, self._guards.limits.max_body) as body:
+        async with self._guards.body(request) as body:
             outcome = await asyncio.to_thread(self.sums.open, owner, round_id, body)
         return json_response({"sum": outcome}, 201 if outcome == "opened" else 200)
 
@@ -176,7 +172,7 @@ class AggregatorApp:
         guards.check_type(request)
         device = claims.device
         length = await asyncio.to_thread(self.sums.upload_bytes, round_id, device)
-        async with self._body(request, length) as body:
+        async with self._guards.body(request, length) as body:
             if len(body) != length:
                 raise MalformedError(
                     f"a share of another length: got {len(body)} bytes; expected {length} bytes; "
@@ -190,7 +186,7 @@ class AggregatorApp:
         """Begins to add up; the status says when that is done. There is nothing else to say: a
         body, of a trainer that would choose whom to add, is refused."""
         owner, (round_id,) = self._trainer(request), request.params
-        async with self._body(request, 0):
+        async with self._guards.body(request, 0):
             await asyncio.to_thread(self.sums.close, owner, round_id)
         await asyncio.to_thread(self._finisher.start, round_id)
         return await self._status(owner, round_id)
@@ -254,17 +250,6 @@ class AggregatorApp:
         claims = self._peers.device(request.headers, self._guards.clock())
         if claims.device != self._peer:
             raise not_admitted("a token of another party", "a token of the other aggregator")
-
-    @asynccontextmanager
-    async def _body(self, request: Request, limit: int) -> AsyncIterator[bytes]:
-        """The body of a request, which counts as held until it is dealt with."""
-        guards, announced = self._guards, request.announced(limit)
-        weight = limit if announced is None else announced
-        await guards.uploads.enter(weight)
-        try:
-            yield bytes(await request.body(limit, guards.limits))
-        finally:
-            guards.uploads.leave(weight)
 
 
 def _binary(body: bytes) -> Response:

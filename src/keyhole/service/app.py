@@ -41,6 +41,7 @@ from keyhole.service.routes import (
     Scope,
     Send,
     file_response,
+    health_routes,
     json_response,
     pieces,
 )
@@ -292,8 +293,7 @@ class UpdateRoutes:
 
     async def update(self, request: Request) -> Response:
         """Takes the update of one device in one round."""
-        guards, limits = self.guards, self.guards.limits
-        round_id = parse_round(request.params[0])
+        guards, round_id = self.guards, parse_round(request.params[0])
         if self.spool is None:
             raise self._takes_none()
         claims = guards.access.member(request.headers, round_id, guards.clock())
@@ -302,19 +302,13 @@ class UpdateRoutes:
         of_layout = self._check_open(self.spool, round_id, claims.device)
         with self.rounds.hold(of_layout) as held:
             messages.refuse_clear(held.manifest.settings)  # before any of the body is read
-        announced = request.announced(limits.max_body)
-        weight = limits.max_body if announced is None else announced
-        await guards.uploads.enter(weight)
-        try:
-            body = bytes(await request.body(limits.max_body, limits))
+        async with guards.body(request) as body:
             with self.rounds.hold(of_layout) as held:
                 layout = self._layout(of_layout, held.manifest)
                 bound = messages.bound_of(held.manifest.settings)
                 outcome = await asyncio.to_thread(
                     self._keep, self.spool, layout, bound, round_id, claims.device, body
                 )
-        finally:
-            guards.uploads.leave(weight)
         guards.metrics.add("stored" if outcome == "stored" else "repeated")
         return json_response({"update": outcome}, 201 if outcome == "stored" else 200)
 
@@ -415,8 +409,7 @@ class App:
         routes = [
             *SliceRoutes(rounds, guards).routes(),
             *UpdateRoutes(rounds, guards, spool, admit).routes(),
-            Route("health", ("GET",), "/healthz", self._health),
-            Route("ready", ("GET",), "/readyz", self._ready),
+            *health_routes(self._ready),
             *(route for make in extra_routes for route in make(guards)),
         ]
         self._routes = Routes(routes, self.metrics)
@@ -425,9 +418,6 @@ class App:
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Answers one request."""
         return self._edge(scope, receive, send)
-
-    async def _health(self, request: Request) -> Response:
-        return json_response({"alive": True})
 
     async def _ready(self, request: Request) -> Response:
         current = self._rounds.current()

@@ -53,7 +53,7 @@ from keyhole.errors import (
 )
 from keyhole.service.access import Guards
 from keyhole.service.app import parse_place, parse_round
-from keyhole.service.private import top_response, weighed_body
+from keyhole.service.private import top_response
 from keyhole.service.routes import NO_STORE, Request, Response, Route
 from keyhole.wire.assignment import OpenRound, RoundSource, SliceTable
 from keyhole.wire.private import GATEWAY_PATH, KEYS_PATH, row_bytes_of, top_path
@@ -230,7 +230,7 @@ class _GatewayRoutes:
         claims = guards.access.identify(request.headers, guards.clock()) if needed else None
         guards.count(request, claims)
         is_batch = media_type(request) == REQUESTS_TYPE
-        async with weighed_body(request, guards) as body:
+        async with guards.body(request) as body:
             sealed = decode_requests(body, guards.limits.max_keys) if is_batch else [body]
             answers, weight = await self._answers(sealed)
         response = sealed_response(answers, is_batch)

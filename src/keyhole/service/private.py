@@ -1,10 +1,8 @@
-"""Answers private queries by any delivery that has them: routes, tables in memory, and passes.
+"""Answers private queries by any delivery that has them: routes, and tables in memory.
 
-Reading the table is what a query costs; reading it once for many costs little more. While a pass
-runs beside the event loop, queries that come wait for the next one. A published round has its
-slices in files, but a scan reads all of them for every pass, so a table is copied when it is first
-asked for. Tables of the two newest rounds are kept, as far as the memory that was set aside holds
-them; those of the older round go first.
+A published round has its slices in files, but a scan reads all of them for every pass, so a table
+is copied when it is first asked for. Tables of the two newest rounds are kept, as far as the memory
+that was set aside holds them; those of the older round go first.
 
 Whatever is wrong with a message, the answer is the same bytes: a sender of damaged, old or borrowed
 messages does not learn from the answer what they would have meant. What can be seen of a query is
@@ -14,14 +12,11 @@ its length, which follows from the params, its time, and whose it is.
 from __future__ import annotations
 
 import asyncio
-import time
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
-from typing import TypeAlias
 
 import numpy as np
 
@@ -32,7 +27,6 @@ from keyhole.delivery.paths import path_bytes, top_of
 from keyhole.delivery.records import RecordArray
 from keyhole.errors import (
     BusyError,
-    KeyholeError,
     NotFoundError,
     ProtocolError,
     StorageError,
@@ -43,6 +37,7 @@ from keyhole.service.access import Guards, TokenClaims, not_admitted
 from keyhole.service.app import immutable, parse_place, parse_round
 from keyhole.service.limits import Gate
 from keyhole.service.metrics import Metrics
+from keyhole.service.passes import Passes
 from keyhole.service.routes import BINARY, NO_STORE, Request, Response, Route, file_response, pieces
 from keyhole.wire.assignment import OpenRound, RoundSource, SliceTable
 from keyhole.wire.http import REFUSAL
@@ -55,127 +50,9 @@ from keyhole.wire.private import (
     top_path,
 )
 
-_Outcome: TypeAlias = bytes | Exception
-_Turn: TypeAlias = tuple[bytes, asyncio.Future[bytes]]
-
 _ROUNDS = 2  # that are kept: the current one, and the one that late devices still ask for
 _FETCH_AT_ONCE = 65_536  # keys, where slices are computed on demand
 _LONG = 1 << 20  # bytes whose check would hold up the loop for a millisecond
-
-
-def answer_apart(server: SelectServer, queries: Sequence[bytes]) -> tuple[list[_Outcome], int]:
-    """Answers queries in as few passes as possible; one that is refused spoils no other.
-
-    A server refuses all queries of a pass if one of them cannot be used, before it reads a slice.
-    Halving finds the one: with none that is bad there is one pass. Returns a reply or the refusal
-    of each, in order, and the number of passes over the table.
-    """
-    try:
-        return [*server.answer(queries)], 1
-    except ProtocolError as error:
-        if len(queries) == 1:
-            return [error], 0
-    half = len(queries) // 2
-    left, passes = answer_apart(server, queries[:half])
-    right, more = answer_apart(server, queries[half:])
-    return left + right, passes + more
-
-
-class Passes:
-    """The queries of one table. Used from one event loop.
-
-    Args:
-        gate: to go through for each pass; tables may share it.
-        on_pass: is told how many passes were made, and how many queries they answered.
-    """
-
-    def __init__(
-        self,
-        server: SelectServer,
-        gate: Gate,
-        together: int,
-        on_pass: Callable[[int, int], None] = lambda passes, queries: None,
-    ) -> None:
-        self._server, self._gate, self._together = server, gate, together
-        self._on_pass = on_pass
-        self._waiting: deque[_Turn] = deque()
-        self._running: asyncio.Task[None] | None = None
-        self.seconds = 0.0  # of CPU that each query of the last pass took
-
-    async def answer(self, query: bytes) -> bytes:
-        """Returns the reply of the next pass, or raises what is wrong with the query. Anyone who
-        leaves disturbs nobody, and if a pass breaks off nobody waits for ever."""
-        turn: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._waiting.append((query, turn))
-        if self._running is None or self._running.done():
-            self._running = asyncio.create_task(self._run())
-        return await turn
-
-    async def _run(self) -> None:
-        """Makes passes until nobody waits."""
-        try:
-            while self._waiting:
-                await self._gate.enter()
-                try:
-                    await self._next_pass()
-                finally:
-                    self._gate.leave()
-        except BaseException as error:
-            # Nobody else would come for those who wait: not even for a pass that can go on.
-            _settle(self._waiting, [_told(error)] * len(self._waiting))
-            self._waiting.clear()
-            raise
-
-    async def _next_pass(self) -> None:
-        # Chosen only now: anyone who came while others scanned goes along.
-        count = min(self._together, len(self._waiting))
-        batch = [self._waiting.popleft() for _ in range(count)]
-        batch = [(query, turn) for query, turn in batch if not turn.done()]
-        if not batch:
-            return
-        try:
-            outcomes, passes, seconds = await asyncio.to_thread(
-                _timed, self._server, [query for query, _ in batch]
-            )
-            self.seconds = seconds / len(batch)
-            answered = sum(isinstance(outcome, bytes) for outcome in outcomes)
-            self._on_pass(passes, answered)
-        except BaseException as error:
-            # Not only an Exception: a library that panics raises something else.
-            _settle(batch, [_told(error)] * len(batch))
-            if not isinstance(error, Exception):
-                raise
-        else:
-            _settle(batch, outcomes)
-
-
-def _timed(server: SelectServer, queries: Sequence[bytes]) -> tuple[list[_Outcome], int, float]:
-    """What `answer_apart` gives, and the CPU seconds that it took this thread."""
-    start = time.thread_time()
-    return *answer_apart(server, queries), time.thread_time() - start
-
-
-def _settle(batch: Iterable[_Turn], outcomes: Sequence[_Outcome]) -> None:
-    """Gives everyone who still waits what came of their query."""
-    for (_, turn), outcome in zip(batch, outcomes, strict=True):
-        if turn.done():
-            continue
-        if isinstance(outcome, bytes):
-            turn.set_result(outcome)
-        else:
-            turn.set_exception(outcome)
-
-
-def _told(error: BaseException) -> Exception:
-    """What those who wait are told: what ends a pass need not end all that wait for it."""
-    if isinstance(error, Exception):
-        return error
-    told = KeyholeError(
-        f"a pass over the table broke off: got {type(error).__name__}; expected passes that end; "
-        "ask anew; the operator finds more in the log"
-    )
-    told.__cause__ = error
-    return told
 
 
 @dataclass(frozen=True)
@@ -417,7 +294,7 @@ class QueryRoutes:
         try:
             async with (
                 guards.query_turn(request, claims) as charge,
-                weighed_body(request, guards) as body,
+                guards.body(request) as body,
             ):
                 with self.rounds.hold(request.params[0]) as held:
                     table = await self._table(request, held)
@@ -484,19 +361,6 @@ def top_response(request: Request, guards: Guards, top: bytes) -> Response:
     """The top of a table, which caches may keep."""
     headers, etag = [BINARY, immutable(guards.access)], "p-" + sha256(top).hexdigest()[:32]
     return file_response(request, headers, etag, len(top), partial(pieces, memoryview(top)))
-
-
-@asynccontextmanager
-async def weighed_body(request: Request, guards: Guards) -> AsyncIterator[bytes]:
-    """The body of a query, which counts as held until it is answered."""
-    limit = guards.limits.max_body
-    announced = request.announced(limit)
-    weight = limit if announced is None else announced
-    await guards.uploads.enter(weight)
-    try:
-        yield bytes(await request.body(limit, guards.limits))
-    finally:
-        guards.uploads.leave(weight)
 
 
 def _check_allowance(claims: TokenClaims | None, table: ServedTable) -> None:

@@ -34,7 +34,6 @@ from keyhole.service.access import Access, DenyList, Guards, Keyring
 from keyhole.service.gateway import binary_response, media_type, sealed_response
 from keyhole.service.limits import Limits
 from keyhole.service.metrics import Metrics
-from keyhole.service.private import weighed_body
 from keyhole.service.routes import (
     Edge,
     Receive,
@@ -44,6 +43,7 @@ from keyhole.service.routes import (
     Routes,
     Scope,
     Send,
+    health_routes,
     json_response,
 )
 from keyhole.wire.http import HttpClient
@@ -288,8 +288,7 @@ class RelayApp:
         routes = [
             Route("relay", ("POST",), RELAY_PATH, self._relay),
             Route("relay keys", ("GET",), RELAY_KEYS_PATH, self._keys),
-            Route("health", ("GET",), "/healthz", self._health),
-            Route("ready", ("GET",), "/readyz", self._ready),
+            *health_routes(self._ready),
         ]
         rng = rng or random.SystemRandom()
         self._edge = Edge(Routes(routes, self.metrics), self.limits, self.metrics, rng)
@@ -307,7 +306,7 @@ class RelayApp:
         guards.count(request, claims)
         name = None if claims is None else claims.device
         is_batch = media_type(request) == REQUESTS_TYPE
-        async with weighed_body(request, guards) as body:
+        async with guards.body(request) as body:
             sealed = decode_requests(body, limits.max_keys) if is_batch else [body]
             # What cannot be a sealed request goes no further.
             is_possible = len(sealed[0]) >= REQUEST_OVERHEAD
@@ -322,9 +321,6 @@ class RelayApp:
         """The gateway's key configuration, as the relay gets it: for clients to compare."""
         self._guards.count(request, None)
         return binary_response(200, KEYS_TYPE, await self._link.configs())
-
-    async def _health(self, request: Request) -> Response:
-        return json_response({"alive": True})
 
     async def _ready(self, request: Request) -> Response:
         await self._link.configs()

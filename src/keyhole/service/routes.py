@@ -148,6 +148,18 @@ class _Node:
     routes: dict[str, tuple[Route, RouteMetrics]] = field(default_factory=dict)
 
 
+async def _alive(_: Request) -> Response:
+    return json_response({"alive": True})
+
+
+def health_routes(ready: Handler = _alive) -> list[Route]:
+    """What probes ask: whether a service lives, and by `ready` whether it has work to do."""
+    return [
+        Route("health", ("GET",), "/healthz", _alive),
+        Route("ready", ("GET",), "/readyz", ready),
+    ]
+
+
 class Routes:
     """All routes, compiled to a tree that is walked once for each request."""
 
@@ -223,19 +235,7 @@ def json_response(content: Mapping[str, object], status: int = 200) -> Response:
 def error_response(
     error: KeyholeError, retry_after: float | None = None, *more: tuple[bytes, bytes]
 ) -> Response:
-    """Returns the answer to a refused request: the error's four facts, none of which holds a key.
-
-    >>> error_response(KeyholeError("it is late: got 9; expected 8; wait")).body
-    b'{"error":{"status":500,"kind":"KeyholeError","wrong":"it is late",...
-    """
-    facts = {
-        "status": error.http_status,
-        "kind": type(error).__name__,
-        "wrong": error.wrong,
-        "got": error.got,
-        "allowed": error.allowed,
-        "fix": error.fix,
-    }
+    """Returns the answer to a refused request: four facts, none of which holds a key."""
     headers: Headers = [JSON, NO_STORE, *more]
     if error.http_status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
@@ -243,7 +243,7 @@ def error_response(
         headers.append((b"allow", error.allowed.encode("latin-1")))
     if retry_after is not None:
         headers.append((b"retry-after", str(math.ceil(retry_after)).encode("ascii")))
-    return Response.of(error.http_status, headers, msgspec.json.encode({"error": facts}))
+    return Response.of(error.http_status, headers, error.to_json())
 
 
 def file_response(

@@ -7,7 +7,7 @@ import pytest
 
 from keyhole.errors import BusyError, KeyholeError
 from keyhole.service.limits import Gate
-from keyhole.service.private import Passes
+from keyhole.service.passes import Passes
 from tests.helpers import LONG
 
 

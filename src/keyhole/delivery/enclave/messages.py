@@ -172,14 +172,13 @@ class EnclaveParams:
     max_keys: int
 
     def __post_init__(self) -> None:
-        names = len(self.round), len(self.model), len(self.root)
-        numbers = (self.num_keys, self.row_bytes, self.max_keys)
-        if names != (16, 32, 32):
-            raise _bad(f"names of {names} bytes")
-        if min(numbers) < 1 or max(numbers) > _MAX or self.max_keys > self.num_keys:
-            raise _bad(f"{self.num_keys} keys, {self.row_bytes} bytes, {self.max_keys} a query")
+        PublicTable(*astuple(self))  # checks each field
         if self.max_keys * max(_KEY.itemsize, self.row_bytes) > _MAX_SEALED:
-            raise _bad(f"{self.max_keys} keys a query, for rows of {self.row_bytes} bytes")
+            raise InputError(
+                f"a request too large for an enclave: got {self.max_keys} keys a query, for rows "
+                f"of {self.row_bytes} bytes; expected at most 2 GB of keys, 8 bytes each, or rows; "
+                "lower max_keys"
+            )
 
     @staticmethod
     def of(table: PublicTable) -> EnclaveParams:
@@ -201,14 +200,6 @@ class EnclaveParams:
         return read_facts(
             data, "params of an enclave's table", lambda raw: EnclaveParams(*_FORM.unpack(raw)[1:])
         )
-
-
-def _bad(got: str) -> InputError:
-    return InputError(
-        f"params of an enclave's table that make no sense: got {got}; expected names of 16, 32 "
-        "and 32 bytes; 1..2^40; a request for at most num_keys, with 2 GB of keys, 8 bytes each, "
-        "or rows; check num_keys, row_bytes and max_keys"
-    )
 
 
 NO_KEY = -1

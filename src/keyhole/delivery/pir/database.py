@@ -29,7 +29,6 @@ Scheme: TypeAlias = Literal["one-server", "two-server"]
 _MAGIC = b"KHT3"
 _FORM = struct.Struct("<4sB3x16s32s32sQQQ")
 _SCHEMES: Mapping[Scheme, int] = MappingProxyType({"one-server": 1, "two-server": 2})
-_MAX = 1 << 40  # of keys, and of bytes of a row: beyond what anybody can scan
 
 
 @dataclass(frozen=True)
@@ -54,12 +53,12 @@ class PirParams:
     max_keys: int
 
     def __post_init__(self) -> None:
-        names = len(self.round), len(self.model), len(self.root)
-        numbers = (self.num_keys, self.row_bytes, self.max_keys)
-        if self.scheme not in _SCHEMES or names != (16, 32, 32):
-            raise _bad(f"scheme {self.scheme!r}, names of {names} bytes")
-        if min(numbers) < 1 or max(numbers) > _MAX or self.max_keys > self.num_keys:
-            raise _bad(f"{self.num_keys} keys, {self.row_bytes} bytes, {self.max_keys} a query")
+        if self.scheme not in _SCHEMES:
+            raise InputError(
+                f"no such scheme of private retrieval: got {self.scheme!r}; expected "
+                f"{', '.join(_SCHEMES)}; take one of them"
+            )
+        PublicTable(*astuple(self)[1:])  # checks the rest
 
     @staticmethod
     def of(scheme: Scheme, table: PublicTable) -> PirParams:
@@ -102,14 +101,6 @@ def _unpack(data: bytes) -> PirParams:
     _, scheme, *rest = _FORM.unpack(data)
     names = [name for name, number in _SCHEMES.items() if number == scheme]
     return PirParams(names[0], *rest)
-
-
-def _bad(got: str) -> InputError:
-    return InputError(
-        f"params of private retrieval that make no sense: got {got}; expected schemes "
-        f"{', '.join(_SCHEMES)}; 1..2^40; no more keys a query than there are; check num_keys, "
-        "row_bytes and max_keys"
-    )
 
 
 _WORD = 8  # bytes

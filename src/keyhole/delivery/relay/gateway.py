@@ -15,7 +15,6 @@ not open (RFC 9458, section 5.2, has no form for many requests at once).
 
 from __future__ import annotations
 
-import json
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -162,17 +161,8 @@ def refusal(error: KeyholeError | None, length: int = ERROR_BYTES) -> Reply:
     """The answer to a request that is refused: the four facts, as every route gives them, padded to
     the length of an answer if it is known what that would have been."""
     error = error or KeyholeError("refused: got a request; expected others; ask anew")
-    facts = {
-        "status": error.http_status,
-        "kind": type(error).__name__,
-        "wrong": error.wrong,
-        "got": error.got,
-        "allowed": error.allowed,
-        "fix": error.fix,
-    }
-    body = json.dumps({"error": facts}, separators=(",", ":")).encode("utf-8")
     fields = ((b"content-type", b"application/json"),)
-    return Reply(BinaryResponse(error.http_status, fields, body), length)
+    return Reply(BinaryResponse(error.http_status, fields, error.to_json()), length)
 
 
 Forward: TypeAlias = Callable[[Sequence[bytes]], Sequence[bytes]]

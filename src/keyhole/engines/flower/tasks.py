@@ -14,35 +14,19 @@ from dataclasses import dataclass, field
 from flwr.app import Context
 
 from keyhole.data.cache import cache_root
-from keyhole.data.federated import Dataset
-from keyhole.data.open import make_synthetic, open_dataset
 from keyhole.device.take_part import DeviceSettings, Participant, PopulationClient
 from keyhole.engines.flower.client_app import make_client_app
 from keyhole.engines.flower.config import NodeConfig, RoundsConfig, read_spec
 from keyhole.engines.flower.server_app import make_server_app
-from keyhole.experiments.experiment import Experiment, own_dataset
-from keyhole.experiments.named import task_named
+from keyhole.experiments.experiment import Experiment
+from keyhole.experiments.opening import open_data
 from keyhole.experiments.specs import spec_for_device
-from keyhole.identity import Ref
 from keyhole.rounds.clients import Clients
 from keyhole.rounds.cores import keep_compiled, use_one_thread
 from keyhole.rounds.record import RoundRecord
-from keyhole.rounds.spec import RunSpec
 from keyhole.service.served import Served
 
 _LOG = logging.getLogger("flwr.keyhole")
-_USUAL_WORDS = 10_000  # of synthetic posts, as `keyhole train` has it
-
-
-def _load(source: str, spec: RunSpec, seed: int = 0) -> Dataset:
-    """The data, as `keyhole train` finds or makes them."""
-    if Ref(source).is_own:
-        return own_dataset(source, seed)
-    if source != "synthetic":
-        return open_dataset(source)
-    words = spec.sizes.get("words", 0)
-    sizes = {"words": max(words, _USUAL_WORDS)} if words else {}
-    return make_synthetic(task_named(spec.task.name).kind, seed, **sizes)
 
 
 def _use_one_core() -> None:
@@ -54,7 +38,7 @@ def train_task(rounds: Served, config: RoundsConfig, context: Context) -> None:
     """Trains the task of the run config; a `Train` of `make_server_app`."""
     _use_one_core()
     spec = read_spec(context.run_config)
-    experiment = Experiment(spec, _load(spec.data.name, spec))
+    experiment = Experiment(spec, open_data(spec, seed=0))
     experiment.check()
     result = experiment.run(spec.trial, config.run, kind=rounds, on_round=_tell)
     if result is not None:
@@ -88,7 +72,7 @@ class TaskClients:
             name = json.dumps([data, told.spec], sort_keys=True)
             if name not in self._made:
                 _use_one_core()
-                self._made = {name: Experiment(mine, _load(data, mine, node.seed or 0)).clients}
+                self._made = {name: Experiment(mine, open_data(mine, data, node.seed or 0)).clients}
             return self._made[name]
 
         rehearsed = None if node.seed is None else (node.seed, 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,7 @@ import numpy as np
 
 from keyhole import tree
 from keyhole.arrays import Tree
-from keyhole.data.cache import cache_root, load
-from keyhole.data.open import make_synthetic
+from keyhole.data.cache import cache_root
 from keyhole.engines.ray.crew import Crew, connected, fetch
 from keyhole.engines.ray.parcels import KeyBundle, Parcel, dense, packing_of
 from keyhole.engines.ray.schedule import (
@@ -26,8 +25,8 @@ from keyhole.engines.ray.schedule import (
     tasks_of_updates,
 )
 from keyhole.errors import InputError
-from keyhole.experiments.experiment import Experiment, own_dataset
-from keyhole.experiments.named import task_named
+from keyhole.experiments.experiment import Experiment
+from keyhole.experiments.opening import open_data
 from keyhole.primitives.layout import KeysBySpace, Layout
 from keyhole.rounds.clients import ClientJob, Clients, choose_all
 from keyhole.rounds.cores import keep_compiled
@@ -42,14 +41,14 @@ class Population:
 
     Args:
         spec: how they train.
-        directory: of an imported dataset, at the same path on every machine; None makes synthetic
-            data, with the run's seed.
-        sizes: of synthetic data, where they differ from its defaults.
+        directory: of an imported dataset, at the same path on every machine; None where the data
+            are synthetic, made with the run's seed, or of your own.
+        sizes: of synthetic data; None takes those that the run asks for.
     """
 
     spec: RunSpec
     directory: Path | None = None
-    sizes: Mapping[str, int] = field(default_factory=dict)
+    sizes: Mapping[str, int] | None = None
 
     def __call__(self) -> Clients:
         """Opens the data and returns the population; what JAX compiles is kept on the machine.
@@ -58,20 +57,17 @@ class Population:
             InputError: the data are not on this machine.
         """
         keep_compiled(cache_root() / "compiled")
-        if self.spec.data.is_own:
-            data = own_dataset(self.spec.data.name, self.spec.seed)
-        elif self.directory is None:
-            kind = task_named(self.spec.task.name).kind
-            data = make_synthetic(kind, self.spec.seed, **self.sizes)
-        elif self.directory.is_dir():
-            data = load(self.directory)
-        else:
+        data = open_data(self.spec, sizes=self.sizes, find=self._found)
+        return Experiment(self.spec, data).clients
+
+    def _found(self, _: str) -> Path:
+        if self.directory is None or not self.directory.is_dir():
             raise InputError(
                 f"a worker does not find the data: got no directory {self.directory}; expected the "
                 "imported dataset at the same path on every machine; let KEYHOLE_CACHE be a folder "
                 "that all machines share, or copy it to them"
             )
-        return Experiment(self.spec, data).clients
+        return self.directory
 
 
 class RayEngine:

@@ -1,0 +1,110 @@
+"""Options of the commands that serve: where they listen, whom they let in; and the serving."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from keyhole.cli.options import EXISTING_FILE, Command, options_of
+
+if TYPE_CHECKING:
+    from keyhole.service.access import DenyList, Keyring
+    from keyhole.service.metrics import Metrics
+    from keyhole.service.routes import Application
+    from keyhole.service.transport import Listen
+    from keyhole.wire.http import HttpClient
+
+
+def listen_options(port: int) -> Callable[[Command], Command]:
+    """Where a service listens, with a port of the command's own."""
+    free = "Port to listen at; 0 takes any that is free."
+    chain = "Certificate chain, PEM; without it plain HTTP."
+    signed = "Demand client certificates signed by this, PEM."
+    return options_of(
+        click.option("--host", default="127.0.0.1", help="Address to listen at."),
+        click.option("--port", default=port, type=click.IntRange(0, 65535), help=free),
+        click.option("--tls-cert", type=EXISTING_FILE, help=chain),
+        click.option(
+            "--tls-key", type=EXISTING_FILE, help="Its key, PEM; if it is not in the same file."
+        ),
+        click.option("--client-ca", type=EXISTING_FILE, help=signed),
+        click.option(
+            "--insecure", is_flag=True, help="Allow plain HTTP beyond this machine, both ways."
+        ),
+        click.option(
+            "--metrics-listen",
+            metavar="HOST:PORT",
+            callback=_metrics_listen,
+            show_default="a free port of 127.0.0.1",
+            help="Where /metrics is shown, in plain HTTP: never at the port of devices.",
+        ),
+    )
+
+
+deny_option = click.option(
+    "--deny",
+    type=EXISTING_FILE,
+    help="Ids of tokens that count no more, as `keyhole token deny` writes them; read again when "
+    "it changes.",
+)
+
+
+def _metrics_listen(_: click.Context, option: click.Parameter, text: str | None) -> Listen | None:
+    """Where metrics are shown; an address that is named is meant."""
+    from keyhole.service.transport import Listen
+
+    if text is None:
+        return None
+    host, _sign, port = text.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise click.BadParameter(f"{text!r} is not HOST:PORT", param=option)
+    return Listen(host.strip("[]"), int(port), insecure=True)
+
+
+def deny_list_of(options: Mapping[str, Any]) -> DenyList | None:
+    """The list that `--deny` names."""
+    from keyhole.service.access import DenyList
+
+    return None if options["deny"] is None else DenyList(options["deny"])
+
+
+def keyring_of(options: Mapping[str, Any]) -> Keyring | None:
+    """The keys that `--token-key` names."""
+    from keyhole.service.access import Keyring
+
+    return None if options["token_key"] is None else Keyring.load(options["token_key"])
+
+
+def client_of(options: Mapping[str, Any], name: str, **rest: Any) -> HttpClient:
+    """A client of the service that option `name` is the URL of; it asks once, and opens nothing
+    yet."""
+    from keyhole.wire.http import HttpClient
+    from keyhole.wire.sockets import Retry
+
+    url, ca, insecure = options[name], options[f"{name}_ca"], options["insecure"]
+    return HttpClient(url, ca=ca, retry=Retry(attempts=1), insecure=insecure, **rest)
+
+
+def serve_with(
+    options: Mapping[str, Any],
+    make: Callable[[Metrics], Application],
+    told: Callable[[str], str],
+    workers: int = 1,
+) -> None:
+    """Serves where `listen_options` say until interrupted.
+
+    Args:
+        make: makes the service, in each worker.
+        told: what to say once it listens at a URL.
+    """
+    from keyhole.service.transport import Listen, run
+
+    names = "host", "port", "tls_cert", "tls_key", "client_ca", "insecure"
+    listen = Listen(*(options[name] for name in names))
+
+    def tell(url: str, metrics: str) -> None:
+        click.echo(f"{told(url)}\nmetrics at {metrics}", err=True)
+
+    run(make, listen, workers=workers, metrics=options["metrics_listen"], on_listen=tell)

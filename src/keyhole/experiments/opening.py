@@ -1,0 +1,141 @@
+"""Opens what a run is made of, and what it left: its data, and the directory of a trial."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from keyhole.arrays import Tree
+from keyhole.data.cache import load
+from keyhole.data.federated import Dataset
+from keyhole.data.open import SYNTHETIC_KINDS, import_dataset, make_synthetic
+from keyhole.errors import InputError
+from keyhole.experiments.experiment import DATASET, Experiment
+from keyhole.experiments.named import task_named
+from keyhole.experiments.specs import SYNTHETIC
+from keyhole.experiments.trial import read_result
+from keyhole.identity import Ref
+from keyhole.parts import resolve
+from keyhole.rounds.record import RoundRecord, read_records
+from keyhole.rounds.spec import RunSpec
+from keyhole.server.store import Recovered, holds_store, recover
+
+_USUAL_WORDS = 10_000  # of synthetic posts
+
+Find = Callable[[str], Path]
+"""Returns the directory of an imported dataset."""
+
+
+def open_data(
+    spec: RunSpec,
+    source: str | None = None,
+    seed: int | None = None,
+    *,
+    sizes: Mapping[str, int] | None = None,
+    find: Find = import_dataset,
+) -> Dataset:
+    """Returns the data of a run: a file or an imported dataset, synthetic data of the task's kind,
+    or what "module:NAME" makes.
+
+    Args:
+        source: in place of the one that the record names.
+        seed: in place of the record's.
+        sizes: of synthetic data; None takes those that the record asks for.
+        find: finds or imports a file.
+    """
+    source, seed = source or spec.data.name, spec.seed if seed is None else seed
+    if Ref(source).is_own:
+        return own_dataset(source, seed)
+    if source != SYNTHETIC:
+        return load(find(source))
+    kind = task_named(spec.task.name).kind
+    if kind not in SYNTHETIC_KINDS:
+        raise InputError(
+            f"there are no synthetic data of kind {kind}: got --data {SYNTHETIC}; expected data of "
+            "that kind; give --data module:NAME (docs/own-data.md)"
+        )
+    return make_synthetic(kind, seed, **(synthetic_sizes([spec]) if sizes is None else sizes))
+
+
+def synthetic_sizes(specs: Iterable[RunSpec]) -> dict[str, int]:
+    """Sizes of synthetic data with enough words for all of these runs; the usual number or more."""
+    words = max((spec.sizes.get("words", 0) for spec in specs), default=0)
+    return {"words": max(words, _USUAL_WORDS)} if words else {}
+
+
+def own_dataset(name: str, seed: int) -> Dataset:
+    """Returns the data set that "module:NAME" makes for a seed."""
+    make = resolve(name)
+    made = make(seed) if callable(make) else make
+    DATASET.check(f"what {name} returns for a seed" if callable(make) else name, made)
+    return cast("Dataset", made)
+
+
+@dataclass(frozen=True, eq=False)
+class SavedRun:
+    """A trial that `keyhole train` or `Experiment.run` keeps in a directory: see `open_run`."""
+
+    directory: Path
+    experiment: Experiment = field(repr=False)
+
+    @property
+    def spec(self) -> RunSpec:
+        """What was asked for."""
+        return self.experiment.spec
+
+    def records(self) -> list[RoundRecord]:
+        """Returns what happened in each round that was made."""
+        return read_records(self.directory / "records.jsonl")
+
+    def model(self) -> Tree:
+        """Returns the parameters after the last round that was made, as nested arrays."""
+        found = self.recover()
+        found.store.close()
+        return found.state.model()
+
+    def recover(self, threads: int = 1) -> Recovered:
+        """Opens the server's state; close its store. Nobody else may have the run open."""
+        path = self.directory / "state"
+        if not holds_store(path):
+            raise InputError(
+                f"{self.directory} has no model: got no folder state; expected one that keyhole "
+                "train, or keyhole sweep --keep-state, has left; run it again and keep its state"
+            )
+        layout, optimizer = self.experiment.task.model.layout, self.experiment.algorithm.server
+        return recover(path, layout, threads=threads, optimizer=optimizer)
+
+
+def open_run(
+    directory: Path | str,
+    data: Dataset | str | None = None,
+    parts: Mapping[str, Any] | None = None,
+    *,
+    find: Find = import_dataset,
+) -> SavedRun:
+    """Opens a trial's directory, such as `keyhole-runs/so_tag-.../trial-0`.
+
+    Args:
+        data: a dataset, or what names one; None for what the run's record names.
+        parts: parts of your own that `Experiment` was given as objects.
+        find: finds or imports a file of data.
+
+    Raises:
+        InputError: the directory holds no trial, or one of other data or other code.
+    """
+    directory = Path(directory)
+    path = directory / "run.json"
+    try:
+        spec = RunSpec.read(json.loads(path.read_text())["spec"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(
+            f"{directory} is not the directory of a trial: got {path.name}: {error}; expected what "
+            "keyhole train writes: OUT/NAME/trial-N; name such a directory"
+        ) from error
+    if not isinstance(data, Dataset):
+        data = open_data(spec, data, find=find)
+    experiment = Experiment(spec, data, parts or {})
+    read_result(directory, experiment.describe(spec.trial))  # refuses other data than the run's
+    return SavedRun(directory, experiment)
