@@ -13,6 +13,7 @@ import click
 
 from keyhole.cli.options import EXISTING_FILE, NumberRange
 from keyhole.errors import InputError
+from keyhole.files import storage_errors
 
 _DAY = 86_400.0
 _MAX_TOKEN = 4096  # bytes of a file that can hold one
@@ -102,8 +103,13 @@ def _write_new(file: Path, content: bytes, mode: int = 0o600) -> None:
             f"cannot make {file.name}: got {error.strerror or 'refused'}; expected a file that "
             "does not exist yet; choose another name; a key that is in use is never replaced"
         ) from error
-    with os.fdopen(descriptor, "wb") as opened:
-        opened.write(content)
+    with storage_errors(file, "write"):
+        try:
+            with os.fdopen(descriptor, "wb") as opened:
+                opened.write(content)
+        except OSError:  # half a key is none, and would be in the way of the next one
+            file.unlink()
+            raise
 
 
 @token.command()

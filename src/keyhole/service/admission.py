@@ -16,6 +16,7 @@ given the same key. Not hidden: how many devices there are, addresses, and times
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import secrets
 import shutil
@@ -28,7 +29,15 @@ from pathlib import Path
 
 from keyhole.crypto.blind import SIGNATURE_BYTES, BlindPublic, BlindSigner
 from keyhole.errors import ConflictError, NotFoundError, ReplayError, TooLargeError
-from keyhole.files import make_directory, storage_errors, write_all
+from keyhole.files import (
+    SECRET,
+    make_directory,
+    passing_file,
+    storage_errors,
+    sweep,
+    sync_directory,
+    write_all,
+)
 from keyhole.service.access import Guards, check_device_name
 from keyhole.service.app import parse_round
 from keyhole.service.routes import BINARY, NO_STORE, Request, Response, Route, json_response
@@ -41,7 +50,6 @@ from keyhole.wire.admission import (
 )
 from keyhole.wire.assignment import RoundSource
 from keyhole.wire.http import HttpClient
-from keyhole.wire.manifest import number_of
 from keyhole.wire.private import MAX_CONFIG
 
 MAX_TOKENS = 8
@@ -51,15 +59,9 @@ _ROUNDS = 4  # whose files are kept
 _NONCE = 32
 
 
-def _number(name: str) -> int:
-    found = number_of(name)
-    return -1 if found is None else found
-
-
 @dataclass
 class AdmissionFiles:
-    """What is kept of each round. Threads and processes may share the directory, but of those that
-    take tokens there is one."""
+    """What is kept of each round. Threads and processes may share the directory."""
 
     directory: Path
     _signers: dict[str, BlindSigner] = field(default_factory=dict)
@@ -82,7 +84,7 @@ class AdmissionFiles:
         path = self._folder(round_id) / f"of-{check_device_name(device)}"
         digest = sha256(asked).digest()
         self._first(path, digest)
-        with storage_errors(path, "read"):
+        with storage_errors(path.parent, "read a file of"):
             if path.read_bytes() != digest:
                 raise ConflictError(
                     "this device has its tokens of the round: got other ones to sign; expected the "
@@ -90,23 +92,31 @@ class AdmissionFiles:
                 )
 
     def spend(self, round_id: str, nonces: Sequence[bytes]) -> None:
-        """Takes tokens, all or none; raises ReplayError where one was taken before."""
+        """Takes tokens, all or none; raises ReplayError where one was taken before, here or by
+        another process, and StorageError where none of them could be written down."""
         path = self._folder(round_id) / "spent"
         with self._lock, storage_errors(path, "write"):
-            if round_id not in self._spent:
-                found = path.read_bytes() if path.exists() else b""
-                whole = range(0, len(found) - len(found) % _NONCE, _NONCE)
-                self._spent[round_id] = {found[at : at + _NONCE] for at in whole}
-            known = self._spent[round_id]
-            if len(set(nonces)) < len(nonces) or known & set(nonces):
-                raise ReplayError(
-                    "a token was shown before: got one a second time; expected each once; show "
-                    "another, or wait for the next round"
-                )
-            with path.open("ab") as file:
-                file.truncate(len(known) * _NONCE)  # what a crash left behind is no token
-                file.write(b"".join(nonces))
-            known |= set(nonces)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, SECRET)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                known = self._known(round_id, descriptor)
+                if len(set(nonces)) < len(nonces) or known & set(nonces):
+                    raise ReplayError(
+                        "a token was shown before: got one a second time; expected each once; show "
+                        "another, or wait for the next round"
+                    )
+                _append(descriptor, len(known) * _NONCE, b"".join(nonces))
+                known |= set(nonces)
+            finally:
+                os.close(descriptor)
+
+    def _known(self, round_id: str, descriptor: int) -> set[bytes]:
+        """Nonces that were taken, with those that others have written since."""
+        known = self._spent.setdefault(round_id, set())
+        start = len(known) * _NONCE
+        found = os.pread(descriptor, max(0, os.fstat(descriptor).st_size - start), start)
+        known |= {found[at : at + _NONCE] for at in range(0, len(found) - _NONCE + 1, _NONCE)}
+        return known
 
     def _folder(self, round_id: str) -> Path:
         folder = self.directory / "admission" / round_id
@@ -114,26 +124,42 @@ class AdmissionFiles:
             make_directory(folder.parent)
             with storage_errors(folder, "make"):
                 folder.mkdir(0o700, exist_ok=True)
-            names = sorted((each.name for each in folder.parent.iterdir()), key=_number)
-            for old in names[:-_ROUNDS]:
-                self._spent.pop(old, None)
-                self._signers.pop(old, None)
-                shutil.rmtree(folder.parent / old, ignore_errors=True)
+            self._forget(folder)
         return folder
+
+    def _forget(self, newest: Path) -> None:
+        """Removes what is kept of all rounds but the last few that were here: not those of the
+        highest numbers, since a run that replaces another begins at 0."""
+        others = [each for each in newest.parent.iterdir() if each != newest]
+        others.sort(key=lambda each: each.stat().st_mtime_ns)
+        for old in others[: 1 - _ROUNDS]:
+            self._spent.pop(old.name, None)
+            self._signers.pop(old.name, None)
+            shutil.rmtree(old, ignore_errors=True)
 
     def _first(self, path: Path, content: bytes) -> None:
         """Writes a file unless it is there; of several at once, one wins."""
-        made = path.with_name(f".{secrets.token_hex(8)}")
-        with storage_errors(path, "write"):
-            descriptor = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            try:
-                write_all(descriptor, [content])
-                os.fsync(descriptor)
-                with suppress(FileExistsError):
-                    path.hardlink_to(made)
-            finally:
-                os.close(descriptor)
-                made.unlink(missing_ok=True)
+        if path.exists():
+            return
+        folder = path.parent  # names of files hold those of devices, which no error tells
+        with storage_errors(folder, "write a file of"):
+            sweep(folder)
+            with passing_file(folder, content) as made, suppress(FileExistsError):
+                path.hardlink_to(made)
+            sync_directory(folder)
+
+
+def _append(descriptor: int, end: int, content: bytes) -> None:
+    """Writes behind what counts, over what a crash has left there, and waits for the disk; where
+    that fails, nothing of it counts."""
+    os.ftruncate(descriptor, end)
+    os.lseek(descriptor, end, os.SEEK_SET)
+    try:
+        write_all(descriptor, [content])
+        os.fsync(descriptor)
+    except OSError:
+        os.ftruncate(descriptor, end)
+        raise
 
 
 @dataclass

@@ -49,7 +49,10 @@ class UpdateSpool:
             )
         if not self.is_closed(round_id):
             self._make(path.parent)
-            with storage_errors(path, "store"), passing_file(path.parent, body) as temporary:
+            with (
+                storage_errors(path.parent, "store an update of"),  # errors name no device
+                passing_file(path.parent, body) as temporary,
+            ):
                 try:
                     path.hardlink_to(temporary)
                     outcome: Literal["stored", "known"] = "stored"

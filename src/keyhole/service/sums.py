@@ -59,7 +59,16 @@ from keyhole.errors import (
     TooLargeError,
     TooLateError,
 )
-from keyhole.files import Buffer, lock_file, replacing, storage_errors, sync_directory, write_all
+from keyhole.files import (
+    Buffer,
+    lock_file,
+    passing_file,
+    replacing,
+    storage_errors,
+    sweep,
+    sync_directory,
+    write_all,
+)
 from keyhole.service.access import check_device_name, not_admitted
 from keyhole.service.spool import UpdateSpool
 from keyhole.wire.manifest import digest_of, number_of
@@ -156,12 +165,11 @@ def sealing_key(directory: Path) -> PrivateKey:
     path = directory / "seal.key"
     with storage_errors(path, "make"):
         directory.mkdir(0o700, parents=True, exist_ok=True)
-        with suppress(FileExistsError):
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(PrivateKey.fresh().secret.hex().encode())
-                file.flush()
-                os.fsync(file.fileno())
+        sweep(directory)
+        if not path.exists():  # there whole or not at all: a key cannot be made a second time
+            made = PrivateKey.fresh().secret.hex().encode()
+            with passing_file(directory, made) as passing, suppress(FileExistsError):
+                path.hardlink_to(passing)
             sync_directory(directory)
         text = path.read_text()
     try:
@@ -172,8 +180,10 @@ def sealing_key(directory: Path) -> PrivateKey:
             "expected 64 hex digits; put back a copy, or remove it: a new key is made, which "
             "devices must be told"
         ) from error
-    with replacing(directory / "seal.pub") as descriptor:
-        write_all(descriptor, [f"{key.public.hex()}\n".encode()])
+    shown, public = directory / "seal.pub", f"{key.public.hex()}\n".encode()
+    if not shown.exists() or shown.read_bytes() != public:
+        with replacing(shown) as descriptor:
+            write_all(descriptor, [public])
     return key
 
 

@@ -15,6 +15,7 @@ from keyhole.errors import StorageError
 from keyhole.service import directory as retiring
 from keyhole.service import publishing
 from keyhole.service.publishing import Publisher
+from keyhole.wire.signing import SigningKey
 from tests.helpers import LONG, ROOT
 from tests.service.files.disks import leave_room
 from tests.service.small_rounds import check_current, flip, names_of, published, small_state, step
@@ -31,23 +32,30 @@ def refusal_of(publisher, state, number, durable):
     return None
 
 
+def check_signed(directory, key):
+    """`check_current`, and the signature of the trainer."""
+    current = retiring.read_current(directory).round
+    key.public.check(current, (directory / "rounds" / current / "manifest.sig").read_bytes())
+    return check_current(directory)
+
+
 @pytest.mark.parametrize("kind", ["dense", "lazy"])
 @pytest.mark.parametrize("durable", [True, False])
 def test_a_disk_that_is_full_at_any_page_leaves_the_round_before(small_disk, kind, durable):
     state, directory = small_state(kind=kind), small_disk / "rounds-directory"
-    number, failures = 0, []
-    with Publisher(directory) as publisher:
+    number, failures, key = 0, [], SigningKey.fresh()
+    with Publisher(directory, key) as publisher:
         publisher.publish_state(state, number=0, **SMALL)
         for pages in range(40):
             step(state, [pages])
-            before = check_current(directory)
+            before = check_signed(directory, key)
             leave_room(small_disk, pages)
             refusal = refusal_of(publisher, state, number + 1, durable)
             if refusal is None:
                 number += 1
             else:
                 failures.append(refusal)
-                found = check_current(directory)
+                found = check_signed(directory, key)
                 assert found[0] == before[0]
                 assert [r.tobytes() for r in found[1]] == [r.tobytes() for r in before[1]]
                 assert not [n for n in names_of(directory) if n.startswith((".new", ".old"))]

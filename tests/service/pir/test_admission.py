@@ -70,6 +70,46 @@ def test_what_a_crash_left_of_a_nonce_neither_counts_nor_moves_the_others(admiss
             BlindAdmission(again).take(ROUND, "queries/0", [second])
 
 
+def test_processes_that_share_a_directory_take_a_token_once(admission, tmp_path):
+    """Each has read the file before the other writes to it."""
+    both = admission, BlindAdmission(AdmissionFiles(tmp_path))
+    tokens = [token_of(admission, device=f"device-{n}") for n in range(4)]
+    for each, token in zip(both, tokens, strict=False):
+        each.take(ROUND, "queries/0", [token])
+    both[0].take(ROUND, "queries/0", [tokens[2]])
+    for each in both:
+        for token in tokens[:3]:
+            with pytest.raises(ReplayError):
+                each.take(ROUND, "queries/0", [token])
+    assert (tmp_path / "admission" / ROUND / "spent").stat().st_size == 3 * 32
+    both[1].take(ROUND, "queries/0", [tokens[3]])
+
+
+def test_a_device_counts_as_no_more_than_eight_at_one_server(admission):
+    blinded = [blind_token(admission.public(ROUND), ROUND, "queries/0") for _ in range(9)]
+    with pytest.raises(TooLargeError):
+        admission.sign(ROUND, "phone", b"".join(each.sent for each in blinded))
+    signed = admission.sign(ROUND, "phone", b"".join(each.sent for each in blinded[:8]))
+    with pytest.raises(ConflictError):
+        admission.sign(ROUND, "phone", blinded[8].sent)
+    tokens = [
+        each.message + each.finish(signed[256 * n : 256 * (n + 1)])
+        for n, each in enumerate(blinded[:8])
+    ]
+    admission.take(ROUND, "queries/0", tokens)
+
+
+def test_a_run_that_begins_anew_admits_devices_beside_older_rounds_of_higher_numbers(admission):
+    for number in (7, 8, 9, 10, 0):
+        round_id = f"{number}-" + "b" * 64
+        token = token_of(admission, round_id=round_id)
+        admission.take(round_id, "queries/0", [token])
+        with pytest.raises(ReplayError):
+            admission.take(round_id, "queries/0", [token])
+    kept = {each.name[:2] for each in (admission.files.directory / "admission").iterdir()}
+    assert kept == {"8-", "9-", "10", "0-"}
+
+
 def test_tokens_are_taken_all_or_none(admission):
     one, other = token_of(admission), token_of(admission, device="b")
     with pytest.raises(ReplayError):
