@@ -39,8 +39,10 @@ def write_trial(
     size=(1000, 100),
     seconds=90.0,
     changes=None,
+    **more,
 ):
-    """curve: validation after every `every` rounds; changes: fields of the record, by dotted names.
+    """curve: validation after every `every` rounds; changes: fields of the record, by dotted names;
+    more: of the record of every round.
 
     A trial whose test is None is unfinished.
     """
@@ -61,7 +63,7 @@ def write_trial(
     (directory / "run.json").write_text(json.dumps(run))
     records = [
         RoundRecord(
-            round=every * (i + 1) - 1, step=every * (i + 1), clients=[], metrics={metric: v}
+            round=every * (i + 1) - 1, step=every * (i + 1), clients=[], metrics={metric: v}, **more
         )
         for i, v in enumerate(curve)
     ]

@@ -141,9 +141,20 @@ def test_two_arms_in_one_cell_are_refused(tmp_path):
 
 
 def test_a_panel_without_a_curve_says_so(tmp_path):
-    write_trial(tmp_path, "arm", 0, ())
+    write_trial(tmp_path, "arm", 0, (), None)
     figure = draw_sweep(make_sweep(tmp_path, ["curves"], [("p", "a", 1, "arm")]))["curves"]
     assert [text.get_text() for text in figure.axes[0].texts] == ["not evaluated yet"]
+
+
+def test_a_finished_sweep_has_no_empty_panel_or_says_why(tmp_path):
+    write_trial(tmp_path, "short", 0, ())
+    lines = [("p", "a", 1, "short"), ("q", "a", 2, "long")]
+    figure = draw_sweep(make_sweep(tmp_path, ["curves"], lines[:1]))["curves"]
+    (why,) = figure.axes[0].texts
+    assert why.get_text() == "no evaluation within 0 rounds\n(evaluated every 10)"
+    write_trial(tmp_path, "long", 0)
+    figure = draw_sweep(make_sweep(tmp_path, ["curves"], lines))["curves"]
+    assert [axes.get_title() for axes in figure.axes] == ["q"]
 
 
 @pytest.mark.parametrize("kind", FIGURES)

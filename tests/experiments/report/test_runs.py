@@ -186,4 +186,28 @@ def test_a_run_shorter_than_the_steps_of_evaluation_says_so(tmp_path):
     (runs,) = read_results(tmp_path)
     left, _ = draw_runs(runs).axes
     assert left.texts[0].get_text().startswith("no evaluation within")
-    assert "--evaluate-every" in left.texts[0].get_text()
+    assert "evaluated every 10" in left.texts[0].get_text()
+
+
+def test_points_that_coincide_stand_side_by_side_and_are_counted(tmp_path):
+    for i, (test, moved) in enumerate([(0.5, 9), (0.5, 9), (0.5, 9), (0.4, 1), (0.3, 9)]):
+        write_trial(tmp_path, f"arm-{i}", 0, test=test, bytes_down=[1000 * moved], bytes_up=[1])
+    (runs,) = read_results(tmp_path)
+    right = draw_runs(runs).axes[-1]
+    points = [line for line in right.lines if line.get_marker() in "os^Dv"]
+    drawn = [line.get_transform().transform(line.get_xydata())[0, 0] for line in points]
+    true = [right.transData.transform(line.get_xydata())[0, 0] for line in points]
+    assert drawn[0] < drawn[1] == true[1] < drawn[2], "around their place"
+    assert drawn[1] - drawn[0] > points[0].get_markersize(), "no mark hides another"
+    assert drawn[3:] == true[3:]
+    assert [text.get_text() for text in right.texts] == ["3 runs here"]
+
+
+def test_an_own_metric_is_drawn_under_its_name_and_on_no_split(tmp_path):
+    spec = {"metrics": "mine:norm"}
+    arm = write_trial(tmp_path, "arm", 0, changes=spec, bytes_down=[9], bytes_up=[1])
+    path = arm / "records.jsonl"
+    path.write_text(path.read_text().replace('"accuracy":', '"weight_norm":1.5,"accuracy":'))
+    (runs,) = read_results(tmp_path)
+    labels = [axes.get_ylabel() for axes in draw_runs(runs).axes]
+    assert labels == ["validation accuracy (%)", "weight norm", "test accuracy (%)"]

@@ -23,6 +23,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
+from matplotlib.transforms import ScaledTranslation
 
 from keyhole.errors import InputError
 from keyhole.experiments.report.frontier import draw_frontier
@@ -56,6 +57,8 @@ from keyhole.experiments.report.style import (
 _PANELS_IN_A_ROW = 3
 _BAND = 3.0  # points that the first of several runs is wider than the last
 _MARKS = 8  # on one line; more would hide it
+_NEAR = 6.0  # pixels within which points hide each other
+_STEP = 8.0  # points between the marks of such points, side by side
 
 
 def draw_curves(
@@ -64,6 +67,7 @@ def draw_curves(
     *,
     split: str = "",
     incomplete: Sequence[str] = (),
+    empty: str = "not evaluated yet",
 ) -> Figure:
     """Draws a dark line at the mean and a shade of one deviation to each side.
 
@@ -72,6 +76,7 @@ def draw_curves(
         metric: for the y axis; shares are drawn in percent.
         split: of the data, such as "validation", for the y axis.
         incomplete: labels that get a star, because trials are missing.
+        empty: why a panel has no curve, written into it.
     """
     labels = list(dict.fromkeys(label for lines in panels.values() for label in lines))
     styles = series_styles(labels)
@@ -85,9 +90,10 @@ def draw_curves(
             for label, curve in lines.items():
                 shift = labels.index(label) / len(labels)
                 handles.setdefault(label, _draw_curve(axes, curve, styles[label], shift))
-            if not any(curve.rounds for curve in lines.values()):
-                axes.text(0.5, 0.5, "not evaluated yet", ha="center", transform=axes.transAxes)
         _finish_axes(figure, list(grid.flat), len(panels), columns, metric, split)
+        for axes, lines in zip(grid.flat, panels.values(), strict=False):
+            if not any(curve.rounds for curve in lines.values()):
+                _write_empty(axes, empty)
         names = [f"{label} *" if label in incomplete else label for label in labels]
         note = INCOMPLETE if incomplete else ""
         add_legend(figure, [handles[label] for label in labels], names, note)
@@ -95,12 +101,32 @@ def draw_curves(
 
 
 def draw_sweep_curves(sweep: SweepResults) -> Figure:
-    """Draws the curves of a sweep; a line that has none yet is in the legend only."""
+    """Draws the curves of a sweep; a line that has none yet is in the legend only. A panel whose
+    runs ended without a curve is left out, or says why if no panel has one."""
     panels = {
-        panel: {line.label: line.curve for line in lines} for panel, lines in sweep.panels.items()
+        panel: {line.label: line.curve for line in lines}
+        for panel, lines in sweep.panels.items()
+        if any(line.curve.rounds or not sweep.is_complete(line) for line in lines)
     }
     incomplete = [line.label for line in sweep.lines if not sweep.is_complete(line)]
-    return draw_curves(panels, sweep.metric, split=sweep.split, incomplete=incomplete)
+    if panels:
+        return draw_curves(panels, sweep.metric, split=sweep.split, incomplete=incomplete)
+    every = {"": {line.label: line.curve for line in sweep.lines}}
+    return draw_curves(every, sweep.metric, split=sweep.split, empty=_no_curve(sweep.lines))
+
+
+def _no_curve(lines: Sequence[Series]) -> str:
+    """Says why runs have no curve."""
+    trials = [trial for line in lines for trial in line.trials]
+    done = max((trial.rounds_done for trial in trials), default=0)
+    every = min((trial.spec.evaluate_every for trial in trials), default=1)
+    return f"no evaluation within {done} rounds\n(evaluated every {every})"
+
+
+def _write_empty(axes: Axes, why: str) -> None:
+    """Says in a panel why it has no curve; numbers at its axes would mean nothing."""
+    axes.text(0.5, 0.5, why, ha="center", transform=axes.transAxes)
+    axes.tick_params(labelbottom=False, labelleft=False, length=0)
 
 
 def _shape(panels: int) -> tuple[int, int]:
@@ -216,16 +242,49 @@ def draw_runs(sweep: SweepResults) -> Figure:
                 drawn = _draw_curve(axes, line.curve_of(metric), style, place / len(styles))
                 drawn.set_linewidth(1.8 + _BAND * (1 - (place + 1) / len(styles)))
             _finish_rounds(axes, sweep)
-            label_metric(axes, metric, sweep.split)
-        handles = [_draw_cost(right, *pair) for pair in zip(sweep.lines, styles, strict=True)]
+            label_metric(axes, metric, "" if _is_own(sweep, metric) else sweep.split)
+        points = [_draw_cost(right, *pair) for pair in zip(sweep.lines, styles, strict=True)]
         _finish_costs(right, sweep)
         short = shorten_names([line.label for line in sweep.lines])
         names = [sweep.starred(n, line) for n, line in zip(short, sweep.lines, strict=True)]
-        add_legend(figure, handles, names, sweep.note)
+        add_legend(figure, points, names, sweep.note)
+        _part_points(figure, right, points)
     return figure
 
 
-def _draw_cost(axes: Axes, line: Series, style: SeriesStyle) -> Artist:
+def _is_own(sweep: SweepResults, metric: str) -> bool:
+    """Whether a metric is of `--metrics`: it reads the model, and is measured on no split. Further
+    metrics of a task have the name of the first in theirs."""
+    has_own = any(trial.spec.metrics for line in sweep.lines for trial in line.trials)
+    return has_own and sweep.metric not in metric
+
+
+def _part_points(figure: Figure, axes: Axes, points: Sequence[Line2D]) -> None:
+    """Puts points that coincide side by side around their place, and says how many there are."""
+    figure.draw_without_rendering()  # settles the layout, so that points have their places
+    groups: list[tuple[np.ndarray, list[Line2D]]] = []
+    for point in points:
+        if not np.size(point.get_xdata()):
+            continue
+        at = axes.transData.transform(point.get_xydata()[0])
+        near = (group for place, group in groups if np.hypot(*(at - place)) < _NEAR)
+        if (group := next(near, None)) is None:
+            groups.append((at, [point]))
+        else:
+            group.append(point)
+    for _, group in groups:
+        if len(group) == 1:
+            continue
+        for place, point in enumerate(group):
+            aside = _STEP * (place - (len(group) - 1) / 2) / 72
+            moved = ScaledTranslation(aside, 0, figure.dpi_scale_trans)
+            point.set(transform=axes.transData + moved, clip_on=False)
+        text, xy = f"{len(group)} runs here", group[0].get_xydata()[0]
+        label = axes.annotate(text, xy, (0, 7), textcoords="offset points", ha="center", fontsize=9)
+        label.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.5, "alpha": 0.8})
+
+
+def _draw_cost(axes: Axes, line: Series, style: SeriesStyle) -> Line2D:
     """Draws a point at what a client moves and what the model has reached: the test metric, or
     while there is none the end of the curve."""
     costs = line.costs
@@ -243,7 +302,7 @@ def _finish_costs(axes: Axes, sweep: SweepResults) -> None:
         scale_sizes(axes.xaxis, (1.0, 3.0))
     else:
         axes.set_xlim(0, 1.15 * max(moved, default=1.0) or 1.0)
-    axes.margins(y=0.12)
+    axes.margins(y=0.2)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
 
 
@@ -252,12 +311,7 @@ def _finish_rounds(axes: Axes, sweep: SweepResults) -> None:
     _scale_rounds(axes)
     axes.set_xlabel("rounds")
     if not any(np.size(line.get_xdata()) for line in axes.lines):
-        trials = [trial for line in sweep.lines for trial in line.trials]
-        done = max((trial.rounds_done for trial in trials), default=0)
-        every = min((trial.spec.evaluate_every for trial in trials), default=1)
-        why = f"no evaluation within {done} rounds\n(--evaluate-every {every})"
-        axes.text(0.5, 0.5, why, ha="center", transform=axes.transAxes)
-        axes.set(xticks=(), yticks=())
+        _write_empty(axes, _no_curve(sweep.lines))
 
 
 Cells: TypeAlias = Mapping[tuple[float, float], Series]

@@ -22,6 +22,7 @@ from matplotlib.axis import Axis
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
+from matplotlib.lines import Line2D
 from matplotlib.textpath import text_to_path
 from matplotlib.ticker import (
     FixedLocator,
@@ -120,7 +121,7 @@ def draw_points(
     places: Sequence[float],
     spreads: Sequence[Spread | None],
     style: SeriesStyle,
-) -> Artist:
+) -> Line2D:
     """Joins the means that are there, with bars of one deviation; returns what a legend shows."""
     points = sorted(
         (x, spread.mean, spread.deviation or 0.0)
@@ -129,7 +130,7 @@ def draw_points(
     )
     xs, ys = [x for x, _, _ in points], [y for _, y, _ in points]
     bars = [bar for _, _, bar in points]
-    axes.errorbar(xs, ys, yerr=bars, color=style.color, linestyle="none")
+    axes.errorbar(xs, ys, yerr=bars, color=style.color, linestyle="none", zorder=1.9)
     return axes.plot(xs, ys, **style.line())[0]
 
 
