@@ -152,7 +152,7 @@ def cli_page():
             info_name=name,
             max_content_width=100,
             terminal_width=100,
-            show_default=keyhole.context_settings["show_default"],
+            **keyhole.context_settings,
         )
         lines += [f"## {name}", "", "```", command.get_help(context), "```", ""]
     lines += ["| exit code | when |", "|---|---|", "| 0 | done |"]

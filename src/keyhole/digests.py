@@ -449,6 +449,11 @@ def _is_library_module(name: str) -> bool:
     else:
         places = [getattr(module, "__file__", None), *getattr(module, "__path__", ())]
     place = next((each for each in places if each), "")
+    return is_library_file(place)
+
+
+def is_library_file(place: str) -> bool:
+    """Whether a file is of Python, or of what is installed."""
     return place.startswith(_LIBRARIES) or "site-packages" in Path(place).parts
 
 

@@ -7,12 +7,15 @@ import importlib
 import inspect
 import pkgutil
 import sys
-from collections.abc import Collection, Iterable, Mapping
+import traceback
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from keyhole.errors import InputError
+from keyhole.digests import is_library_file
+from keyhole.errors import InputError, KeyholeError
 from keyhole.identity import Ref
 
 _T = TypeVar("_T")
@@ -133,7 +136,8 @@ def resolve(name: str) -> Any:
         sys.path.append(here)
         importlib.invalidate_caches()
     try:
-        found: Any = importlib.import_module(module)
+        with running(f"import of {module}"):
+            found: Any = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if not f"{module}.".startswith(f"{error.name}."):
             fix = f"{module} imports it: install it, or mend {module}"
@@ -162,3 +166,37 @@ def _unresolved(name: str, got: str, fix: str) -> InputError:
         f"{name!r} names nothing: got {got}; expected module:NAME of a module in this folder or on "
         f"the Python path; {fix}"
     )
+
+
+_FAILED = " has failed"
+
+
+@contextmanager
+def running(hook: str, where: str = "", *numbers: int) -> Iterator[None]:
+    """Adds a note to an error of foreign code: which function of yours was run, and where.
+
+    >>> try:
+    ...     with running("train", " of client {} in round {}", 3, 5):
+    ...         raise ValueError("shapes differ")
+    ... except ValueError as error:
+    ...     print(failed_hook(error))
+    train of client 3 in round 5 has failed
+    """
+    try:
+        yield
+    except Exception as error:
+        if not isinstance(error, KeyholeError) and failed_hook(error) is None:
+            error.add_note(f"{hook}{where.format(*numbers)}{_FAILED}")
+        raise
+
+
+def failed_hook(error: BaseException) -> str | None:
+    """Returns the note of `running`, None where there is none."""
+    return next((note for note in getattr(error, "__notes__", ()) if note.endswith(_FAILED)), None)
+
+
+def own_frames(error: BaseException) -> str:
+    """Returns the traceback of an error without the frames of keyhole, Python and libraries."""
+    here, every = str(Path(__file__).parent), traceback.extract_tb(error.__traceback__)
+    frames = [each for each in every if not each.filename.startswith((here, "<"))]
+    return "".join(traceback.format_list(f for f in frames if not is_library_file(f.filename)))

@@ -187,7 +187,8 @@ def test_a_sweep_shares_arms_and_leaves_no_models(keyhole, few_writers, tmp_path
     assert {line["arm"] for line in described["lines"]} <= {p.name for p in tmp_path.iterdir()}
 
 
-def test_ctrl_c_keeps_what_was_done(environment, few_writers, tmp_path):
+@pytest.mark.parametrize("times", [1, 2])
+def test_ctrl_c_keeps_what_was_done(times, environment, few_writers, tmp_path):
     args = ["train", "emnist_2nn", *TINY[:-1], "100000", "--m", "8"]
     args += ["--data", few_writers, "--out", tmp_path]
     process = subprocess.Popen(
@@ -200,14 +201,20 @@ def test_ctrl_c_keeps_what_was_done(environment, few_writers, tmp_path):
             if found and len(found[0].read_bytes().splitlines()) >= 3:
                 break
             time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
+        for _ in range(times):  # the second one gives up the round under way
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.02)
         _, err = process.communicate(timeout=LONG)
     finally:
         process.kill()
     assert process.returncode == 130, err
-    assert "the same command goes on" in err
     (found,) = tmp_path.glob("*/trial-0/records.jsonl")
-    assert len(found.read_bytes().splitlines()) >= 3
+    made = len(read_records(found))
+    assert made >= 3
+    *before, kept, last = err.splitlines()
+    assert kept == f"{found.parent} keeps {made} finished rounds; the same command goes on"
+    assert last == "keyhole: interrupted"
+    assert not any("trial" in line for line in before), "bars that stand still are wiped off"
 
 
 def test_a_file_says_what_to_train_and_options_come_before_it(

@@ -13,7 +13,7 @@ import click
 
 from keyhole.arrays import keep_freed_memory
 from keyhole.errors import KeyholeError
-from keyhole.parts import near_miss
+from keyhole.parts import failed_hook, near_miss, own_frames
 
 INTERRUPTED = 130
 _SHOWN = {"help_option_names": ["-h", "--help"], "show_default": True}
@@ -65,10 +65,37 @@ class _Verbs(click.Group):
             with formatter.section(role):
                 formatter.write_dl(list(verbs.items()))
 
+    def invoke(self, ctx: click.Context) -> object:
+        """Runs a verb; an error in code of the user's own is told by the frames of that code."""
+        try:
+            return super().invoke(ctx)
+        except Exception as error:
+            hook, frames = failed_hook(error), own_frames(error)
+            is_ours = isinstance(error, KeyholeError | click.exceptions.Exit | click.ClickException)
+            if is_ours or ctx.params["traceback"] or not (hook or frames):
+                raise
+            click.echo(_told(hook or "code of your own has failed", error, frames), err=True)
+            raise click.exceptions.Exit(1) from error
+
+
+def _told(hook: str, error: Exception, frames: str) -> str:
+    """One line on what failed, and the lines of the user's own code that led there."""
+    notes = [note for note in getattr(error, "__notes__", ()) if note != hook]
+    lines = "\n".join([frames.rstrip(), *notes]).strip("\n")
+    why = " ".join(f"{type(error).__name__}: {error}".split())
+    more = "(KEYHOLE_TRACEBACK=1, or keyhole --traceback, shows every frame)"
+    return "\n".join(filter(None, [f"keyhole: {hook}: {why}", lines, more]))
+
 
 @click.group(cls=_Verbs, context_settings=_SHOWN)
 @click.version_option(package_name="keyhole", message="%(prog)s %(version)s")
-def keyhole() -> None:
+@click.option(
+    "--traceback",
+    is_flag=True,
+    envvar="KEYHOLE_TRACEBACK",
+    help="Show every frame of an error in your own code, those of keyhole and JAX included.",
+)
+def keyhole(traceback: bool) -> None:
     """Federated select: devices train on the slices of a model they ask for."""
 
 

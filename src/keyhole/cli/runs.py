@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -81,8 +82,8 @@ def run_trials(
 ) -> Iterator[tuple[Path, Result]]:
     """Runs trials one after the other, in one bar each, and yields their results.
 
-    The first Ctrl-C finishes the round under way, which is stored, and ends the command; the same
-    command goes on from there.
+    The first Ctrl-C finishes the round under way, which is stored, and ends the command; a second
+    one gives that round up. The same command goes on from there.
 
     Args:
         work: description, experiment, trial and directory of each.
@@ -108,23 +109,32 @@ def run_trials(
             def tell(note: str, directory: Path = directory) -> None:
                 click.echo(f"keyhole: {directory}: {note}", err=True)
 
-            result = experiment.run(
-                trial,
-                directory,
-                execute=execute or experiment.engine or Cores(),
-                stop=stop,
-                on_round=show,
-                on_note=tell,
-                keep_state=keep_state,
-                kind=kind_of(stop),
-                hold=hold or hold_here,
-            )
+            result = None
+            with suppress(KeyboardInterrupt):  # a second one, in the middle of a round
+                result = experiment.run(
+                    trial,
+                    directory,
+                    execute=execute or experiment.engine or Cores(),
+                    stop=stop,
+                    on_round=show,
+                    on_note=tell,
+                    keep_state=keep_state,
+                    kind=kind_of(stop),
+                    hold=hold or hold_here,
+                )
             if result is None:
-                click.echo(f"{directory} keeps what was done; the same command goes on", err=True)
+                click.echo(f"{directory} keeps {_rounds_kept(directory)}", err=True)
                 raise click.Abort
             bars.update(bar, visible=False)
             bars.advance(whole)
             yield directory, result
+
+
+def _rounds_kept(directory: Path) -> str:
+    """What a trial that was interrupted has on disk."""
+    path = directory / "records.jsonl"
+    made = path.read_bytes().count(b"\n") if path.exists() else 0
+    return f"{made} finished rounds; the same command goes on" if made else "no finished round"
 
 
 def skipped_line(directory: Path, records: Sequence[RoundRecord]) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,13 +30,15 @@ _PATIENCE = 5.0  # seconds without an update after which a terminal says who is 
 _NAMED = 20  # devices that one line names
 
 
-def progress_bars() -> Progress:
-    """Returns bars with a description, the count, the rate and the time that remains.
+@contextmanager
+def progress_bars() -> Iterator[Progress]:
+    """Shows bars with a description, the count, the rate and the time that remains; where an error
+    ends the work, they are wiped off.
 
     A task is added with a `note`, which may be empty, and where it helps with a `unit`: what is
     counted, such as "clients"; "bytes" are told as kB and MB.
     """
-    return Progress(
+    bars = Progress(
         _Shrinking("{task.description}"),  # where a line is too long, words are cut, not counts
         BarColumn(bar_width=16),
         _Count(Column(no_wrap=True)),
@@ -46,6 +49,13 @@ def progress_bars() -> Progress:
         _Shrinking("{task.fields[note]}"),
         console=Console(stderr=True),
     )
+    with bars:
+        try:
+            yield bars
+        except BaseException:
+            bars.live.transient = True
+            bars.console.quiet = not bars.console.is_interactive  # it would end with an empty line
+            raise
 
 
 class _Shrinking(ProgressColumn):

@@ -42,7 +42,7 @@ from keyhole.experiments.trial import (
 from keyhole.identity import Ref, identity_of
 from keyhole.keys.choice import choose_with
 from keyhole.keys.structured import CHOICE
-from keyhole.parts import PartKind, resolve
+from keyhole.parts import PartKind, resolve, running
 from keyhole.planner.prices import check_model_worth
 from keyhole.rounds.clients import Clients
 from keyhole.rounds.local_training import LocalSgd
@@ -149,7 +149,8 @@ class Experiment:
                 f"1..{splits['train'].counts.max(initial=1)}; ask for fewer, or bring more data"
             )
         dataset = replace(self.dataset, splits={**splits, "train": train})
-        return self.kind.on(dataset, self.spec.sizes, self.spec.tuning)
+        with running(f"task {self.spec.task}"):
+            return self.kind.on(dataset, self.spec.sizes, self.spec.tuning)
 
     @cached_property
     def algorithm(self) -> Algorithm:
@@ -166,7 +167,8 @@ class Experiment:
         )
         if server.optimizer is None:
             return named
-        own = self._own("server.optimizer")(server.lr)
+        with running(f"optimizer {server.optimizer}"):
+            own = self._own("server.optimizer")(server.lr)
         MADE_OPTIMIZER.check(f"what {server.optimizer} returns for a learning rate", own)
         return replace(named, server=own)
 

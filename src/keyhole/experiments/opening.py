@@ -18,7 +18,7 @@ from keyhole.experiments.named import task_named
 from keyhole.experiments.specs import SYNTHETIC
 from keyhole.experiments.trial import read_result
 from keyhole.identity import Ref
-from keyhole.parts import resolve
+from keyhole.parts import resolve, running
 from keyhole.rounds.record import RoundRecord, read_records
 from keyhole.rounds.spec import RunSpec
 from keyhole.server.store import Recovered, holds_store, recover
@@ -69,7 +69,8 @@ def synthetic_sizes(specs: Iterable[RunSpec]) -> dict[str, int]:
 def own_dataset(name: str, seed: int) -> Dataset:
     """Returns the data set that "module:NAME" makes for a seed."""
     make = resolve(name)
-    made = make(seed) if callable(make) else make
+    with running(f"data {name}"):
+        made = make(seed) if callable(make) else make
     DATASET.check(f"what {name} returns for a seed" if callable(make) else name, made)
     return cast("Dataset", made)
 

@@ -12,6 +12,7 @@ import numpy as np
 from keyhole.arrays import Tree
 from keyhole.errors import InputError, NoExamplesError
 from keyhole.keys.budget import DeviceClass, assign_device, keys_within
+from keyhole.parts import running
 from keyhole.primitives.keyspace import Keys
 from keyhole.primitives.layout import ClientKeys, KeysBySpace, Layout, RowSource
 from keyhole.sampling import Stream, generator
@@ -149,6 +150,9 @@ class KeyRules(Protocol):
         ...
 
 
+_WHO = " of client {} in round {}"
+
+
 def choose_keys(
     client: int, t: int, layout: Layout, clients: Clients, run: KeyRules
 ) -> KeysBySpace:
@@ -159,7 +163,8 @@ def choose_keys(
         fits = keys_within(layout, device.model_bytes)
         limit = {name: min(m, fits[name]) for name, m in limit.items()}
     draw = (Stream.ROUND_KEYS, t) if run.shared_keys else (Stream.KEYS, t, client)
-    chosen = clients.choose(clients.data(client), limit, generator(*path, *draw))
+    with running("choose", _WHO, client, t):
+        chosen = clients.choose(clients.data(client), limit, generator(*path, *draw))
     _check_chosen(chosen)
     keys = layout.keys_by_space(chosen)
     for name, z in keys.items():
@@ -240,8 +245,9 @@ class ClientJob:
         """Returns the update, clipped, a function of the job and the client's data alone; raises
         NoExamplesError where the client has no examples.
         """
-        data = clients.localize(clients.data(self.client), self.keys)
-        update = clients.train(self.submodel, data, generator(*self.seed_path))
+        with running("train", _WHO, self.client, self.seed_path[-2]):
+            data = clients.localize(clients.data(self.client), self.keys)
+            update = clients.train(self.submodel, data, generator(*self.seed_path))
         return self.bound.clip(update, self.keys)
 
     @staticmethod

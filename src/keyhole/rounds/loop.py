@@ -21,6 +21,7 @@ from typing import Any, Protocol
 
 from keyhole.errors import CohortError, InputError
 from keyhole.identity import identity_of
+from keyhole.parts import running
 from keyhole.primitives.layout import Layout
 from keyhole.rounds.account import Attendance
 from keyhole.rounds.asynchronous import Buffered
@@ -72,7 +73,8 @@ class Evaluation:
         Raises:
             InputError: `metrics` has returned something else than names and numbers.
         """
-        found = self.metrics(state)
+        with running("metrics", " after server step {}", state.steps):
+            found = self.metrics(state)
         if not isinstance(found, Mapping):
             raise InputError(
                 f"metrics has returned no names: got a {type(found).__name__}; expected a dict of "
@@ -195,7 +197,8 @@ class Run:
             updates, record = self.kind.next(t, self.state, self.clients, self.parts, execute)
             attendance.admit(record)
             if updates is not None:
-                self._commit(updates, record)
+                with running("step of the optimizer", " in round {}", t):
+                    self._commit(updates, record)
             self.records.append(record)  # from here on the round has been made
             if evaluation is not None and evaluation.is_due(t):
                 self.records[-1] = replace(record, metrics=evaluation.of(self.state))

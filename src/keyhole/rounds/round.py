@@ -19,6 +19,7 @@ from keyhole.aggregation.base import ClientResult, SumRequest, SumResult, about_
 from keyhole.aggregation.privacy.mechanism import PrivateSum
 from keyhole.arrays import KeyArray, Tree
 from keyhole.delivery.base import Cost
+from keyhole.parts import running
 from keyhole.primitives.keyspace import key_bytes
 from keyhole.primitives.layout import KeysBySpace, Layout, RowSource
 from keyhole.rounds.clients import ClientJob, Clients, Jobs, choose_all, is_nothing
@@ -151,7 +152,8 @@ def deliver(
     """Delivers slices to all clients that are not lost before."""
     lost = machine.outcomes
     reached = {c: z for c, z in keys.items() if lost.get(c) != "lost_before"}
-    found = parts.delivery.deliver(state, reached)
+    with running("deliver", " after server step {}", state.steps):
+        found = parts.delivery.deliver(state, reached)
     received = {**keys, **found.keys}
     return CohortSlices(state.layout, keys, received, found.submodels, found.cost, found.source)
 
@@ -400,10 +402,11 @@ def sum_results(
         blocks=blocks,
         goal=terms_of(parts.cohorts, [result.client for result in results]).goal,
     )
+    add = parts.aggregate.add
     if parts.privacy is not None:
-        total = PrivateSum(parts.aggregate, parts.privacy, parts.cohorts).add(request)
-    else:
-        total = parts.aggregate.add(request)
+        add = PrivateSum(parts.aggregate, parts.privacy, parts.cohorts).add
+    with running("add of the sum", " in round {}", t):
+        total = add(request)
     # A sum of one's own need not repeat in every result what it declares.
     return total if total.seen_by else replace(total, seen_by=about_of(parts.aggregate).seen_by())
 

@@ -23,6 +23,7 @@ from typing import Any
 
 from keyhole.arrays import Tree, keep_freed_memory
 from keyhole.errors import InputError, WorkerError
+from keyhole.parts import own_frames
 from keyhole.rounds.clients import ClientJob, Clients
 
 MAX_ATTEMPTS = 3  # at one job, before the job and not the machine is blamed
@@ -171,7 +172,10 @@ def _serve(connection: Connection, factory: Callable[[], Clients]) -> None:
 
 
 def portable(error: Exception) -> Exception:
-    """The error if it survives the way to the parent, else its words."""
+    """The error if it survives the way to the parent, with the lines of your own code that led to
+    it, or else its words."""
+    if lines := own_frames(error):
+        error.add_note(f"in a worker:\n{lines}")
     try:
         pickle.loads(pickle.dumps(error))  # of this process  # nosec B301
     except Exception:  # noqa: BLE001

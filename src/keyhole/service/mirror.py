@@ -268,8 +268,8 @@ def push_round(
     segment that is not what the manifest says is not sent.
     """
     settings = settings or MirrorSettings()
+    current = _find_current(directory)  # before a folder is made for what it does not have
     target = open_store(url, store)
-    current = _find_current(directory)
     local = round_path(directory, current.round)
     # As a service does: the publisher cannot take the round away meanwhile.
     with locked_manifest(local, fcntl.LOCK_SH) as lock:

@@ -148,6 +148,12 @@ def test_an_empty_store_and_an_empty_directory_say_so(place, origin, edge):
         place.push(origin)
 
 
+def test_a_push_of_nothing_leaves_no_folder_behind(tmp_path):
+    with pytest.raises(NotFoundError, match="no round has been published"):
+        push_round(tmp_path / "empty", (tmp_path / "store").as_uri())
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("do", ["push", "pull"])
 def test_a_bucket_that_does_not_exist_is_named(s3_port, origin, edge, do):
     write_round(origin, 1)
