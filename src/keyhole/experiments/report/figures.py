@@ -266,7 +266,7 @@ def _part_points(figure: Figure, axes: Axes, points: Sequence[Line2D]) -> None:
     for point in points:
         if not np.size(point.get_xdata()):
             continue
-        at = axes.transData.transform(point.get_xydata()[0])
+        at = axes.transData.transform(_place_of(point))
         near = (group for place, group in groups if np.hypot(*(at - place)) < _NEAR)
         if (group := next(near, None)) is None:
             groups.append((at, [point]))
@@ -279,9 +279,14 @@ def _part_points(figure: Figure, axes: Axes, points: Sequence[Line2D]) -> None:
             aside = _STEP * (place - (len(group) - 1) / 2) / 72
             moved = ScaledTranslation(aside, 0, figure.dpi_scale_trans)
             point.set(transform=axes.transData + moved, clip_on=False)
-        text, xy = f"{len(group)} runs here", group[0].get_xydata()[0]
+        text, xy = f"{len(group)} runs here", _place_of(group[0])
         label = axes.annotate(text, xy, (0, 7), textcoords="offset points", ha="center", fontsize=9)
         label.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.5, "alpha": 0.8})
+
+
+def _place_of(point: Line2D) -> tuple[float, float]:
+    x, y = np.asarray(point.get_xydata())[0]
+    return float(x), float(y)
 
 
 def _draw_cost(axes: Axes, line: Series, style: SeriesStyle) -> Line2D:
