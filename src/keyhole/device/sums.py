@@ -172,9 +172,11 @@ class SumSend:
             MalformedError, StaleError: they are of another sum, or do not fit the model.
             InputError: the round has no secure sum; nothing is sent in the clear instead.
             NotFiniteError: NaN or infinity in the update.
-            TooLateError, ConflictError: the sum is closed, or has another share of this device.
+            TooLateError, ConflictError: the sum is closed, without or with another share of this
+                device.
             ServiceError: no usable answer. Where one aggregator has its share already, that is
-                left out when the two compare.
+                left out when the two compare, unless the device sends again before: while a sum is
+                open, new shares take the place of its old ones.
         """
         known = device.known(round)
         params = params_in(known)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import shutil
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -35,9 +37,14 @@ class UpdateSpool:
         for folder in self._folders():
             _sweep(folder)
 
-    def store(self, round_id: str, device: str, body: bytes) -> Literal["stored", "known"]:
+    def store(
+        self, round_id: str, device: str, body: bytes, *, may_replace: bool = False
+    ) -> Literal["stored", "known"]:
         """Keeps an upload: "stored", or "known" if the same bytes are here, or counted before they
         were removed. What is acknowledged is among what `close` returns, and nothing else is.
+
+        Args:
+            may_replace: whether it takes the place of other bytes, as long as the round is open.
 
         Raises ConflictError if other bytes are here, TooLateError if the round closed without it.
         """
@@ -69,6 +76,8 @@ class UpdateSpool:
                 "updates while it is open; check in for the next one"
             )
         if outcome == "known" and self._stored(round_id, device) not in (None, body):
+            if may_replace and self._replace(path, body):
+                return "stored"
             raise ConflictError(
                 f"this device has sent another update in this round: got {len(body)} other bytes; "
                 "expected one update for each device and round; send the same bytes again, or wait "
@@ -131,7 +140,7 @@ class UpdateSpool:
         """
         folder = self._folder(round_id)
         self._make(folder)
-        with storage_errors(folder, "close"):
+        with storage_errors(folder, "close"), _locked(folder):
             (folder / _CLOSED).touch()
             sync_directory(folder)
         _sweep(folder)
@@ -166,7 +175,8 @@ class UpdateSpool:
         if not self.is_closed(round_id):
             self._list(folder, [])  # nothing that comes from here on counts
         with storage_errors(folder, "remove"):
-            (folder / _CLOSED).touch()
+            with _locked(folder):
+                (folder / _CLOSED).touch()
             (folder / _REMOVED).touch()
             sync_directory(folder)
             _sweep(folder)
@@ -183,6 +193,18 @@ class UpdateSpool:
         folder = self._folder(round_id)
         if (folder / _REMOVED).exists():
             shutil.rmtree(folder, ignore_errors=True)
+
+    def _replace(self, path: Path, body: bytes) -> bool:
+        """Puts an upload in the place of another; returns whether the round was open. What is here
+        when a round is closed stays as it is."""
+        folder = path.parent
+        with storage_errors(folder, "store an update of"), _locked(folder):
+            if (folder / _CLOSED).exists():
+                return False
+            with passing_file(folder, body) as temporary:
+                temporary.rename(path)
+                sync_directory(folder)
+        return True
 
     def _folders(self) -> list[Path]:
         try:
@@ -237,6 +259,17 @@ class UpdateSpool:
             # Even if it was there: another process may have made it just now.
             sync_directory(self._directory)
             sync_directory(self._directory.parent)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Closing a round and replacing an upload of it come one after the other."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _sweep(folder: Path) -> None:

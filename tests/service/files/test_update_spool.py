@@ -4,6 +4,7 @@ import multiprocessing
 import stat
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -15,6 +16,7 @@ from keyhole.service import spool as update_spool
 from keyhole.service.spool import UpdateSpool
 from tests.helpers import DIGEST, LONG
 from tests.service.files.disks import leave_room
+from tests.service.sockets import wait_for
 
 ROUND = f"3-{DIGEST}"
 
@@ -220,3 +222,29 @@ def test_a_closed_round_lists_what_was_acknowledged_and_takes_no_more(spool):
     with pytest.raises(TooLateError):
         spool.store(ROUND, "b", b"two")
     assert spool.close(ROUND)[:1] == ["a"]
+
+
+def test_an_upload_is_replaced_while_a_round_is_open_and_never_once_it_is_closed(spool):
+    """Whoever reads what counts after closing reads the same bytes for ever."""
+    told, read, bodies = [], [], [bytes([n]) * 5000 for n in range(40)]
+    spool.store(ROUND, "a", bodies[0])
+
+    def replace_all():
+        for body in bodies[1:]:
+            try:
+                told.append((spool.store(ROUND, "a", body, may_replace=True), body))
+            except ConflictError:
+                return
+
+    replacing = threading.Thread(target=replace_all)
+    replacing.start()
+    wait_for(lambda: len(told) > 3)
+    assert spool.close(ROUND) == ["a"]
+    read.append(spool.read(ROUND, "a"))
+    replacing.join()
+    read.append(spool.read(ROUND, "a"))
+    assert read == [told[-1][1]] * 2
+    assert {outcome for outcome, _ in told} == {"stored"}
+    assert spool.devices(ROUND) == ["a"]
+    with pytest.raises(ConflictError):
+        spool.store(ROUND, "a", b"another", may_replace=True)

@@ -234,15 +234,35 @@ def test_counts_that_were_told_stay_when_an_aggregator_is_started_again(pair, tm
     assert again.told == pair.trainer(1).share(ROUND, facts_at(terms)).told
 
 
-def test_duplicates_are_known_and_other_bytes_of_a_device_are_refused(pair):
+def test_a_device_that_was_stopped_between_the_two_shares_anew_while_the_sum_is_open(pair):
+    """The trainer, or the second aggregator, was away for longer than it tried again."""
     terms = terms_of()
     pair.open(ROUND, terms)
-    bodies = bodies_of(terms, rows_of(terms, 1), 1)
-    for party, body in enumerate(bodies):
-        assert pair.send(party, ROUND, COHORT[0], body) == b'{"share":"stored"}'
-        assert pair.send(party, ROUND, COHORT[0], body) == b'{"share":"known"}'
+    first, second = (bodies_of(terms, rows_of(terms, seed), seed) for seed in (1, 2))
+    assert pair.send(0, ROUND, COHORT[0], first[0]) == b'{"share":"stored"}'
+    for party in (0, 1):
+        assert pair.send(party, ROUND, COHORT[0], second[party]) == b'{"share":"stored"}'
+        assert pair.send(party, ROUND, COHORT[0], second[party]) == b'{"share":"known"}'
+    rows = [rows_of(terms, 2), pair.share(ROUND, terms, COHORT[1], 3)]
+    pair.close(ROUND)
+    for party in (0, 1):
         with pytest.raises(ConflictError):
-            pair.send(party, ROUND, COHORT[0], bodies_of(terms, rows_of(terms, 2), 2)[party])
+            pair.send(party, ROUND, COHORT[0], first[party])
+    pair.wait(ROUND)
+    for found, expected in zip(pair.combined(ROUND, terms), plain_sum(terms, rows), strict=True):
+        assert found.tobytes() == expected.tobytes()
+
+
+def test_a_share_that_was_replaced_at_one_aggregator_alone_is_left_out(pair):
+    terms = terms_of()
+    pair.open(ROUND, terms)
+    rows = [pair.share(ROUND, terms, name, seed) for seed, name in enumerate(COHORT[:3])]
+    pair.share(ROUND, terms, COHORT[0], 9, to=(1,))
+    pair.close(ROUND)
+    assert [one.devices for one in pair.wait(ROUND)] == [COHORT[1:3]] * 2
+    expected = plain_sum(terms, rows[1:])
+    for found, wanted in zip(pair.combined(ROUND, terms), expected, strict=True):
+        assert found.tobytes() == wanted.tobytes()
 
 
 def test_another_devices_message_is_not_added_a_second_time(pair):
