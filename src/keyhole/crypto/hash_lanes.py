@@ -3,11 +3,13 @@
 BLAKE3 cuts a text into chunks of 1,024 bytes, hashes each in blocks of 64, and joins the chunks in
 a binary tree. Texts of one length go through the same steps, so that one instruction serves a lane
 of each (O'Connor, Aumasson, Neves and Wilcox-O'Hearn, "BLAKE3", 2020; its section 2 in order here).
+
+What hashes chunks is compiled, and hashes their parents, too; the tree is plain Python. Words are
+copied one by one: where a slice of an array is assigned to another, numba compiles the message of
+an error, which takes longer than all that is here.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 from numba import njit
@@ -16,8 +18,8 @@ from numpy.typing import NDArray
 Words = NDArray[np.uint32]
 
 _LANES = 128  # their words and state stay in the first cache
+_BATCH = 1 << 14  # rows; what Python does for them takes no time beside hashing them
 _BLOCK, _CHUNK = 64, 1024  # bytes
-_DEPTH = 54  # of the tree over the chunks of the longest text there can be
 _START, _END, _PARENT, _ROOT, _KEYED = 1, 2, 4, 8, 16  # flags of a block
 _IV = np.array([0x6A09E667, 0xBB67AE85, 0x3C6EF372, 0xA54FF53A], np.uint32)
 # Columns, then diagonals, of the state as a 4 x 4 matrix. One call in a loop compiles faster than
@@ -64,13 +66,13 @@ def _mix(a: Words, b: Words, c: Words, d: Words, x: Words, y: Words) -> None:
 
 
 @njit(cache=True, nogil=True)
-def _compress(h: Words, m: Words, v: Words, counter: int, length: int, flags: int) -> None:
-    """Takes a block `m` (16, lanes) into the chaining values `h` (8, lanes); `v` is room."""
-    v[:8] = h
-    for i in range(4):
-        v[8 + i] = _IV[i]
-    v[12], v[13] = np.uint32(counter), np.uint32(counter >> 32)
-    v[14], v[15] = np.uint32(length), np.uint32(flags | _KEYED)
+def _compress(h: Words, m: Words, v: Words, second: Words) -> None:
+    """Takes a block `m` (16, lanes) into the chaining values `h` (8, lanes); `v` is room, and its
+    second half starts with `second` in all lanes."""
+    for i in range(8):
+        for lane in range(_LANES):
+            v[i, lane] = h[i, lane]
+            v[8 + i, lane] = second[i]
     for turn in range(7):
         for step in range(8):
             a, b, c, d = _STEPS[step]
@@ -82,66 +84,86 @@ def _compress(h: Words, m: Words, v: Words, counter: int, length: int, flags: in
 
 
 @njit(cache=True, nogil=True)
-def _load(rows: NDArray[np.uint8], first: int, at: int, length: int, m: Words) -> None:
-    """Puts a block of up to 128 texts into lanes, zeros behind its end."""
-    lanes = min(_LANES, len(rows) - first)
-    if length == _BLOCK and rows.shape[1] % 4 == 0:
-        words = rows.view(np.uint32)
-        for lane in range(lanes):
-            for word in range(16):
-                m[word, lane] = words[first + lane, at // 4 + word]
-        return
-    m[:] = 0
-    for lane in range(lanes):
-        for i in range(length):
-            byte = np.uint32(rows[first + lane, at + i]) << np.uint32(8 * (i % 4))
-            m[i // 4, lane] |= np.uint32(byte)
-
-
-@njit(cache=True, nogil=True)
-def _hash_chunk(
-    rows: NDArray[np.uint8], first: int, chunk: int, root: int, h: Words, m: Words, v: Words
+def _compress_rows(
+    words: Words, length: int, key: Words, first: int, last: int, room: Words, out: Words
 ) -> None:
-    """Writes the chaining value of one chunk of up to 128 texts to `h`, which holds the key."""
-    start, stop = chunk * _CHUNK, min((chunk + 1) * _CHUNK, rows.shape[1])
-    blocks = max(1, -(-(stop - start) // _BLOCK))
-    for block in range(blocks):
-        at = start + block * _BLOCK
-        length = min(_BLOCK, stop - at)
-        flags = _START if block == 0 else 0
-        if block == blocks - 1:
-            flags |= _END | root
-        _load(rows, first, at, length, m)
-        _compress(h, m, v, chunk, length, flags)
+    """Writes the chaining value of each chunk of each row to `out`, (m, chunks, 8).
+
+    Args:
+        words: (m, n), whole blocks.
+        length: bytes of a row; zeros are behind them.
+        first: flags of the first block of a chunk.
+        last: those of its last block.
+        room: (41, lanes).
+    """
+    h, m, v, second = room[:8], room[8:24], room[24:40], room[40]
+    for i in range(4):
+        second[i] = _IV[i]
+    for row in range(0, len(words), _LANES):
+        lanes = min(_LANES, len(words) - row)
+        for chunk in range(out.shape[1]):
+            for i in range(8):
+                for lane in range(_LANES):
+                    h[i, lane] = key[i]
+            start = chunk * _CHUNK
+            stop = min(start + _CHUNK, length)
+            second[4], second[5] = chunk, chunk >> 32
+            for at in range(start, max(stop, start + 1), _BLOCK):
+                for lane in range(lanes):
+                    for i in range(16):
+                        m[i, lane] = words[row + lane, at // 4 + i]
+                second[6], second[7] = min(_BLOCK, stop - at), _KEYED
+                if at == start:
+                    second[7] |= first
+                if at + _BLOCK >= stop:
+                    second[7] |= last
+                _compress(h, m, v, second)
+            for lane in range(lanes):
+                for i in range(8):
+                    out[row + lane, chunk, i] = h[i, lane]
 
 
-@njit(cache=True, nogil=True)
-def hash_lanes(rows: NDArray[np.uint8], key: Words, out: Any) -> None:
+def hash_lanes(rows: NDArray[np.uint8], key: Words, out: Words) -> None:
     """Writes the hash of each row to `out`, (m, 8) words.
 
-    A chunk's value waits on the stack until its sibling of the same height is there, as a binary
-    counter carries.
+    Args:
+        rows: (m, n), contiguous.
+        key: eight words.
     """
+    for first in range(0, len(rows), _BATCH):
+        out[first : first + _BATCH] = _hash_batch(rows[first : first + _BATCH], _frozen(key))
+
+
+def _hash_batch(rows: NDArray[np.uint8], key: Words) -> Words:
+    """Joins chunks two by two, level by level; the last one of an odd number waits for its turn."""
+    room = np.zeros((41, _LANES), np.uint32)
     chunks = max(1, -(-rows.shape[1] // _CHUNK))
-    m, v = np.empty((16, _LANES), np.uint32), np.empty((16, _LANES), np.uint32)
-    stack = np.empty((_DEPTH, 8, _LANES), np.uint32)
-    for first in range(0, len(rows), _LANES):
-        height = 0
-        for chunk in range(chunks):
-            is_last = chunk == chunks - 1
-            for i in range(8):
-                stack[height, i] = key[i]
-            _hash_chunk(rows, first, chunk, _ROOT if chunks == 1 else 0, stack[height], m, v)
-            height += 1
-            joined = chunk + 1
-            while height > 1 and (is_last or joined % 2 == 0):
-                m[:8], m[8:] = stack[height - 2], stack[height - 1]
-                height -= 1
-                for i in range(8):
-                    stack[height - 1, i] = key[i]
-                is_root = is_last and height == 1
-                _compress(stack[height - 1], m, v, 0, _BLOCK, _PARENT | (_ROOT if is_root else 0))
-                joined //= 2
-        for lane in range(min(_LANES, len(rows) - first)):
-            for i in range(8):
-                out[first + lane, i] = stack[0, i, lane]
+    values = np.empty((len(rows), chunks, 8), np.uint32)
+    end = _END | (_ROOT if chunks == 1 else 0)
+    _compress_rows(_words_of(rows), rows.shape[1], key, _START, end, room, values)
+    while (chunks := values.shape[1]) > 1:
+        pairs = np.ascontiguousarray(values[:, : chunks // 2 * 2]).reshape(-1, 16)
+        parents = np.empty((len(pairs), 1, 8), np.uint32)
+        root = _ROOT if chunks == 2 else 0
+        _compress_rows(_frozen(pairs), _BLOCK, key, _PARENT, root, room, parents)
+        alone = values[:, chunks // 2 * 2 :]
+        values = np.concatenate([parents.reshape(len(rows), -1, 8), alone], axis=1)
+    return values[:, 0]
+
+
+def _words_of(rows: NDArray[np.uint8]) -> Words:
+    """Gives the words of the rows, a copy with zeros behind their end where no block ends there."""
+    count, length = rows.shape
+    width = max(_BLOCK, -(-length // _BLOCK) * _BLOCK)
+    if width != length or rows.ctypes.data % 4:
+        padded = np.empty((count, width), np.uint8)
+        padded[:, :length], padded[:, length:] = rows, 0
+        rows = padded
+    return _frozen(rows.view(np.uint32))
+
+
+def _frozen(words: Words) -> Words:
+    """Gives a view that cannot be written: one kind of argument, compiled once."""
+    view = words.view()
+    view.flags.writeable = False
+    return view

@@ -183,7 +183,7 @@ def fold_many(rows, ids, size, bits, out, visits):
     keys, nexts = np.zeros(BLOCK, np.int64), np.zeros(BLOCK, np.int64)
     mask = _find(ids, size, 0, 0, nexts)
     for block in range(num_buckets * blocks):
-        keys[:], present = nexts, mask
+        keys, nexts, present = nexts, keys, mask
         _count(keys, present, visits)
         if block + 1 < num_buckets * blocks:
             mask = _find(ids, size, (block + 1) // blocks, (block + 1) % blocks, nexts)
