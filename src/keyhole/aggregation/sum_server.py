@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from hashlib import sha256
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 from keyhole.aggregation.shares import (
     DroppedRows,
@@ -77,18 +77,23 @@ class ShareAdder(Protocol):
         """Adds what one client sent; both payloads have been checked."""
         ...
 
+    def take(self, noise: Noise) -> Sequence[Body]:
+        """Returns the payload of this server's share, with its noise; nothing is left."""
+        ...
+
+
+@runtime_checkable
+class CountingAdder(ShareAdder, Protocol):
+    """Adds up shares of a sum that drops rows of few clients: whose facts have a `min_per_key`."""
+
     def counts(self, noise: Noise) -> bytes:
         """Returns this server's share of how many clients sent each key, as many bytes as the facts
-        say; asked for where they have a `min_per_key`."""
-        raise NotImplementedError
+        say."""
+        ...
 
     def drop(self, one: bytes, other: bytes) -> int:
         """Sets its share of rows that too few clients sent to zero, by the counts of both servers,
         the first's first; returns how many of those that anybody sent."""
-        raise NotImplementedError
-
-    def take(self, noise: Noise) -> Sequence[Body]:
-        """Returns the payload of this server's share, with its noise; nothing is left."""
         ...
 
 
@@ -117,6 +122,7 @@ class SumServer:
                 "params for the cohort that is asked"
             )
         self.facts, self.party = facts, party
+        self._counting = _counting(adder) if facts.count_bytes else None
         names = b"".join(name.encode() + b"\0" for name in cohort)
         self._names, self._cohort, self._adder = tuple(cohort), sha256(names).digest(), adder
         self._phase: _Phase = "open"
@@ -244,7 +250,7 @@ class SumServer:
         self._demand("agreed")
         self._check_all_added()
         self._phase = "counted"
-        return pack_counts(self.facts, self.party, self._adder.counts(noise))
+        return pack_counts(self.facts, self.party, self._told_by().counts(noise))
 
     def drop(self, one: bytes, other: bytes) -> None:
         """Drops the rows that too few clients sent, by what both servers told, the first's first:
@@ -252,7 +258,7 @@ class SumServer:
         self._demand("counted")
         both = read_counts(self.facts, 0, one), read_counts(self.facts, 1, other)
         digest = sha256(one + other).digest()
-        self._dropped = DroppedRows(self._adder.drop(*both), digest)
+        self._dropped = DroppedRows(self._told_by().drop(*both), digest)
         self._phase = "dropped"
 
     def share(self, noise: Noise = lambda part: Prg.fresh()) -> list[Body]:
@@ -270,6 +276,15 @@ class SumServer:
         self._phase = "over"
         payload = self._adder.take(noise)
         return pack_share(self.facts, self.party, self.receipt, payload, self._dropped)
+
+    def _told_by(self) -> CountingAdder:
+        """Who counts; raises ViolationError where the params ask for no counts."""
+        if self._counting is None:
+            raise ViolationError(
+                "counts of a sum that opens every row: got a server that is asked for them; "
+                "expected params with a least number of clients of a key; open the sum with them"
+            )
+        return self._counting
 
     def _check_all_added(self) -> None:
         if self._left:
@@ -298,6 +313,16 @@ class SumServer:
                 f"too few clients for a sum to be released: got {len(self._digests)}; expected "
                 f"{self.facts.min_clients} or more; ask more clients"
             )
+
+
+def _counting(adder: ShareAdder) -> CountingAdder:
+    if not isinstance(adder, CountingAdder):
+        raise InputError(
+            f"a sum that cannot drop rows of few clients: got {type(adder).__name__} without "
+            "`counts` and `drop`; expected both, since its params have a least number of clients "
+            "of a key; write them, or leave that number out"
+        )
+    return adder
 
 
 def different(got: str, allowed: str) -> MismatchError:

@@ -18,6 +18,7 @@ from keyhole.aggregation.shares import (
     read_share,
     receipt_message_bytes,
 )
+from keyhole.aggregation.sum_server import ShareAdder, SumServer
 from keyhole.aggregation.two_servers.method import TwoServers
 from keyhole.aggregation.two_servers.params import PartParams, SumParams
 from keyhole.crypto.prg import Prg
@@ -462,3 +463,17 @@ def test_what_was_made_from_another_model_is_refused(party):
     server.close()
     with pytest.raises(StaleError):
         server.reduce(server_of(terms, 1 - party, model=other).close())
+
+
+def test_an_adder_without_counts_opens_no_sum_that_drops_rows():
+    counted, open_to_all = terms_of(min_per_key=2), terms_of()
+
+    class Bare(ShareAdder):
+        """Adds, and counts nothing."""
+
+    with pytest.raises(InputError, match="got Bare without `counts` and `drop`"):
+        SumServer(counted.facts, 0, COHORT, Bare())
+    server = SumServer(open_to_all.facts, 0, COHORT, Bare())
+    server._phase = "agreed"
+    with pytest.raises(ViolationError, match="opens every row"):
+        server.counts()

@@ -253,7 +253,7 @@ class TwoServerAdder:
             part.add(*pieces)
 
     def counts(self, noise: Noise) -> bytes:
-        """Implements `ShareAdder.counts`."""
+        """Implements `CountingAdder.counts`."""
         terms, self._counted = self._terms, [part.take() for part in self._parts]
         self._parts = []
         keys = zip(self._counted, terms.counted_keys, strict=True)
@@ -264,7 +264,7 @@ class TwoServerAdder:
         return whole.astype(terms.dtype.newbyteorder("<"), copy=False).tobytes()
 
     def drop(self, one: bytes, other: bytes) -> int:
-        """Implements `ShareAdder.drop`. With noise, counts are as near as that lets them be."""
+        """Implements `CountingAdder.drop`. With noise, counts are as near as that lets them be."""
         terms, tables, dropped, start = self._terms, _there(self._counted), 0, 0
         little = terms.dtype.newbyteorder("<")
         both = np.frombuffer(one, little) + np.frombuffer(other, little)
