@@ -1,6 +1,7 @@
 """docs/wire.md on sums of whole updates: layouts, lengths, routes and limits are the code's."""
 
 import asyncio
+import hmac
 import re
 import struct
 from base64 import b64encode
@@ -238,7 +239,9 @@ class Service:
         rings = [Keyring((bytes([n]) * 32,)) for n in (1, 2, 3)]
         self.rings = dict(zip(("device", "trainer", "peer"), rings, strict=True))
         peer = PeerLine(HttpClient("http://127.0.0.1:9"), rings[2], party)
-        files, settings = SumFiles(directory), AggregatorSettings(party, min_clients=2)
+        # Files are of today, and the clock is not: no sum is ever overdue.
+        settings = AggregatorSettings(party, min_clients=2, close_after=inf)
+        files = SumFiles(directory)
         self.app = AggregatorApp(files, settings, Keyrings(*rings), peer, clock=lambda: NOW)
 
     def close(self):
@@ -389,3 +392,11 @@ def test_what_secure_sums_says_of_bytes_follows_from_the_terms():
     clear = 1000 * 500 * 4 + 1000 * 8
     shown = f"{sent / 1e6:.2f} MB to both, {sent / clear:.2f} x clear"
     assert shown in (ROOT / "docs" / "secure-sums.md").read_text()
+
+
+@pytest.mark.parametrize("party", [0, 1])
+def test_the_key_of_an_aggregator_follows_from_the_services_as_the_page_says(party):
+    text, key = f"keyhole aggregator {party}", b"k" * 32
+    assert text in " ".join(PAGE.split())
+    (found,) = Keyring((key,)).for_aggregator(party).keys
+    assert found == hmac.digest(key, text.encode(), "sha256")

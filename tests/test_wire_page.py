@@ -23,10 +23,18 @@ from keyhole.service.access import TokenClaims
 from keyhole.service.app import SliceRoutes, UpdateRoutes
 from keyhole.service.private import QueryRoutes
 from keyhole.wire.http import REFUSAL
-from keyhole.wire.manifest import FieldInfo, Manifest, SegmentInfo, SpaceInfo, TableInfo
-from keyhole.wire.messages import Ask, encode_query
+from keyhole.wire.manifest import (
+    FieldInfo,
+    Manifest,
+    SegmentInfo,
+    SpaceInfo,
+    TableInfo,
+    digest_of,
+)
+from keyhole.wire.messages import Ask, encode_query, encode_update
 from keyhole.wire.private import name_table
-from tests.helpers import ROOT
+from tests.helpers import LAYOUTS, ROOT
+from tests.service.small_service import random_model
 
 PAGE = (ROOT / "docs" / "wire.md").read_text()
 
@@ -34,6 +42,23 @@ PAGE = (ROOT / "docs" / "wire.md").read_text()
 def test_the_example_of_a_query_is_what_is_sent():
     (example,) = re.findall(r"^    (4b485132 .*)$", PAGE, re.M)
     assert bytes.fromhex(example) == encode_query([Ask(1, np.array([5, 2, 5]))])
+
+
+def test_the_head_of_an_update_is_that_of_the_page():
+    table = PAGE.split("## Update\n")[1].split("| for each key space")[0]
+    widths = [int(width) for width in re.findall(r"^\| (\d+) \|", table, re.M)]
+    name = round_named(b"manifest")
+    layout = LAYOUTS["rows"]
+    keys = {"row": layout.spaces[0].keys([])}
+    update = layout.select(random_model(layout), keys)
+    head = encode_update(layout, update, keys, digest_of(name))[: sum(widths)]
+    assert head == b"KHU2" + struct.pack("<HH", 1, 1) + sha256(b"manifest").digest()
+    assert f"`{head[:4].decode()}`" in table
+
+
+def round_named(encoded):
+    """The identifier of a round with this manifest."""
+    return f"0-{sha256(encoded).hexdigest()}"
 
 
 def root_by_the_page(records):

@@ -54,7 +54,13 @@ def test_what_an_aggregator_is_shown_sends_no_update_in_the_clear(tmp_path):
         with Device(service.url, token=issued("slices"), retry=Retry(attempts=1)) as device:
             told = device.check_in()
             path = f"/v1/rounds/{told.round}/updates"
-            for token, error in ((told.sum_token, NotAdmittedError), (told.token, MediaTypeError)):
+            ring = RING.for_aggregator(0)
+            assert ring.verify(told.sum_tokens[0].encode(), time.time()).audience == "aggregator"
+            shown = RING.issue(  # as if it had the service's own key
+                *("round", "phone"), now=time.time(), seconds=60.0, audience="aggregator",
+                round_id=told.round,
+            )  # fmt: skip
+            for token, error in ((shown, NotAdmittedError), (told.token, MediaTypeError)):
                 sends = {"token": token, "limit": 1024, "content_type": "text/plain"}
                 with pytest.raises(error):
                     device.client.send(path, b"", **sends)

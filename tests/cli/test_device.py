@@ -72,6 +72,19 @@ def test_a_device_of_a_task_sends_what_its_client_sends_in_process(
     assert service.stored(published.id) == {"device-3": expected}
 
 
+@pytest.mark.parametrize("has_both", [False, True])
+def test_a_secure_sum_takes_the_trainers_key_or_the_operators_word(service, tmp_path, has_both):
+    key = tmp_path / "trainer.pub"
+    key.write_text(service.trainer.public.encode())
+    pins = ("--trainer-key", key, "--trust-service") if has_both else ()
+    sums = ("--aggregators", "http://127.0.0.1:8#a,http://127.0.0.1:9#b")
+    done = run("http://127.0.0.1:7", "--task", "so_tag", *sums, *pins)
+    assert done.exit_code == 2
+    assert "--aggregators goes with --trainer-key FILE" in " ".join(done.output.split())
+    alone = run("http://127.0.0.1:7", "--task", "so_tag", "--trust-service")
+    assert "--trust-service goes with --aggregators" in " ".join(alone.output.split())
+
+
 def test_slices_of_a_table_go_to_a_file(service, tmp_path):
     state = service.publish(LAYOUTS["rows"])
     out = tmp_path / "rows.npz"

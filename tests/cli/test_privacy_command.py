@@ -5,7 +5,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from keyhole.aggregation.privacy.ledger import Charge, Ledger
+from keyhole.aggregation.privacy.ledger import Charge, Ledger, default_ledger
 from keyhole.cli.aggregator import aggregator
 from keyhole.cli.device import device
 from keyhole.cli.privacy import privacy
@@ -68,13 +68,22 @@ def test_a_directory_without_a_ledger_is_one_error(tmp_path):
         run(tmp_path)
 
 
-def test_a_budget_of_a_device_needs_a_ledger_and_aggregators(tmp_path):
+def test_without_an_argument_it_shows_the_ledger_of_this_users_devices(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert default_ledger() == tmp_path / "keyhole" / "ledger"
+    Ledger(default_ledger()).charge(Charge("a", "trainer-1", 1.0, ("device-1",)))
+    assert "device-1" in run()
+    monkeypatch.delenv("XDG_STATE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert default_ledger() == tmp_path / ".local" / "state" / "keyhole" / "ledger"
+    with pytest.raises(StorageError, match="cannot read ledger"):
+        run()
+
+
+def test_a_budget_of_a_device_goes_with_aggregators(tmp_path):
     args = ["http://127.0.0.1:9", "--task", "so_tag", "--max-epsilon", "3"]
     done = CliRunner().invoke(device, args)
     assert "--max-epsilon goes with --aggregators" in done.output
-    both = ["--aggregators", "http://127.0.0.1:8,http://127.0.0.1:9"]
-    done = CliRunner().invoke(device, [*args, *both])
-    assert "--max-epsilon goes with --ledger" in done.output
 
 
 def test_an_aggregator_has_a_budget():

@@ -291,7 +291,8 @@ def _devices(service, clients, fetch_of=None, send_of=None):
         with ExitStack() as stack:
             how = {} if fetch_of is None else {"fetch": fetch_of(stack)}
             how |= {} if send_of is None else {"send": send_of(name, stack)}
-            device = stack.enter_context(service.device(name=name, stop=stop, clock=clock))
+            own = {"stop": stop, "clock": clock, "trainer_key": service.trainer.public}
+            device = stack.enter_context(service.device(name=name, **own))
             keep_taking_part(device, one.participant(**how))
 
     with living(live, range(clients.count), stop):

@@ -18,6 +18,7 @@ from keyhole.service.reading import RoundsDirectory
 from keyhole.service.spool import UpdateSpool
 from keyhole.service.transport import serving
 from keyhole.wire.assignment import Pace, admit
+from keyhole.wire.signing import SigningKey
 from keyhole.wire.sockets import Clock, Retry
 from tests.helpers import LAYOUTS
 
@@ -46,7 +47,8 @@ class Service:
         self.directory = directory
         self._numbers = count()
         self.keyring = Keyring((bytes.fromhex(new_key()),))
-        self.publisher = Publisher(directory)
+        self.trainer = SigningKey.fresh()  # which devices of secure sums pin
+        self.publisher = Publisher(directory, self.trainer)
         self.spool = UpdateSpool(directory / "updates")
         # A clock that runs with every look: the service never sees a round of a moment ago.
         self.rounds = RoundsDirectory(directory, clock=count(step=0.1).__next__)

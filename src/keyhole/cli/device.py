@@ -108,6 +108,12 @@ def _pinned(path: Path | None) -> bytes | None:
     type=FILE,
     help="Public key of the trainer: rounds that it did not sign are refused.",
 )
+@click.option(
+    "--trust-service",
+    is_flag=True,
+    help="With --aggregators: take part without --trainer-key. A service that gives each device a "
+    "round of its own can then read an update from the sum.",
+)
 @click.option("--insecure", is_flag=True, help="Speak plain http beyond this machine.")
 @click.option(
     "--cache",
@@ -254,6 +260,7 @@ def _device(
         retry=Retry(tell=tell),
         max_answer=options["max_mb"] << 20,
         trainer_key=TrainerKey.load(options["trainer_key"]) if options["trainer_key"] else None,
+        trust_service=options["trust_service"],
         stop=stop,
         insecure=options["insecure"],
     )

@@ -119,6 +119,13 @@ def flower() -> None:
 @in_group(PLACE, "--token-key", type=FILE, help="Signing keys of the slice service, on the server.")
 @in_group(
     PLACE,
+    "--signing-key",
+    type=FILE,
+    help="On the server: sign manifests with this key, for nodes that pin its public half "
+    "(trainer-key of --node-config).",
+)
+@in_group(
+    PLACE,
     "--min-nodes",
     type=click.IntRange(1),
     default=1,
@@ -152,6 +159,7 @@ def app(context: click.Context, /, directory: Path, task: str, **options: Any) -
         "rounds-directory": _absolute(options["rounds_directory"]),
         "service": options["service"],
         "token-key": _absolute(options["token_key"]),
+        "signing-key": _absolute(options["signing_key"]),
         "min-nodes": options["min_nodes"],
         "named-cohorts": options["named_cohorts"],
         "delivery": options["delivery"],

@@ -18,7 +18,7 @@ _SHOWN = 20  # devices, the dearest first
 
 
 @click.command()
-@click.argument("ledger", type=click.Path(exists=True, path_type=Path))
+@click.argument("ledger", required=False, type=click.Path(exists=True, path_type=Path))
 @click.option(
     "--delta",
     default=1e-6,
@@ -28,15 +28,21 @@ _SHOWN = 20  # devices, the dearest first
 @click.option("--device", metavar="NAME", help="Show this device alone.")
 @click.option("--all", "is_whole", is_flag=True, help=f"Show all devices, not the {_SHOWN} first.")
 @json_option
-def privacy(ledger: Path, delta: float, device: str | None, is_whole: bool, as_json: bool) -> None:
+def privacy(
+    ledger: Path | None, delta: float, device: str | None, is_whole: bool, as_json: bool
+) -> None:
     """Show what LEDGER holds: a file of `keyhole device --ledger`, or an aggregator's directory.
+
+    Without LEDGER, that of the devices of this user: $XDG_STATE_HOME/keyhole/ledger, or
+    ~/.local/state/keyhole/ledger.
 
     Of each population, what its sums cost a client that is in every one of them; of each device,
     what its own sums cost, in all populations together. Sums are composed as Gaussians; nothing is
     gained by sampling, since who keeps a ledger sees who takes part.
     """
-    from keyhole.aggregation.privacy.ledger import describe, read_ledger, totals_of
+    from keyhole.aggregation.privacy.ledger import default_ledger, describe, read_ledger, totals_of
 
+    ledger = ledger or default_ledger()
     path = ledger / "ledger" if ledger.is_dir() else ledger
     told = describe(totals_of(read_ledger(path)), delta)
     if device is not None:

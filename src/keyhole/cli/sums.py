@@ -124,12 +124,14 @@ device_sum_options = options_of(
         type=FILE,
         help="With --aggregators: note here what sums spend of this device's privacy, run after "
         "run; `keyhole privacy` shows it.",
+        show_default="$XDG_STATE_HOME/keyhole/ledger, or ~/.local/state/keyhole/ledger",
     ),
     in_group(
         PLACE,
         "--max-epsilon",
         type=NumberRange(0, min_open=True),
-        help="With --ledger: take part in no sum beyond this epsilon, over all runs.",
+        help="With --aggregators: take part in no sum beyond this epsilon, over all runs that the "
+        "ledger knows.",
         show_default="no bound",
     ),
 )
@@ -173,12 +175,15 @@ def send_of(options: Mapping[str, Any], connect: Callable[[str, str, Path | None
     if not options["aggregators"]:
         minima = "min_clients", "min_noise", "min_clients_per_key"
         own = "aggregator_tokens", "aggregation", "ledger", "max_epsilon"
-        refuse(options, (*own, *minima), _WITH_TWO)
+        refuse(options, (*own, *minima, "trust_service"), _WITH_TWO)
         return Device.send
-    if options["max_epsilon"] and not options["ledger"]:
-        raise click.UsageError("--max-epsilon goes with --ledger")
+    if bool(options["trainer_key"]) == options["trust_service"]:
+        raise click.UsageError(
+            "--aggregators goes with --trainer-key FILE, the public key of the trainer, or with "
+            "--trust-service"
+        )
     from keyhole.aggregation import shared_sum
-    from keyhole.aggregation.privacy.ledger import Budget, Ledger
+    from keyhole.aggregation.privacy.ledger import Budget, Ledger, default_ledger
     from keyhole.device.sums import SumPolicy, SumSend, aggregator_of
     from keyhole.wire.assignment import device_name
 
@@ -193,8 +198,7 @@ def send_of(options: Mapping[str, Any], connect: Callable[[str, str, Path | None
         min_noise=options["min_noise"] or 0.0,
         min_per_key=options["min_clients_per_key"] or 0,
     )
-    file, budget = options["ledger"], Budget(options["max_epsilon"] or inf)
-    ledger = None if file is None else Ledger(file, budget)
+    ledger = Ledger(options["ledger"] or default_ledger(), Budget(options["max_epsilon"] or inf))
     keys, name = (first_key, second_key), device_name(options["client"])
     aggregation = shared_sum(options["aggregation"])
     return SumSend(first, second, keys, policy, aggregation, ledger, name)

@@ -72,6 +72,23 @@ def signing_key(file: Path, public_file: Path) -> None:
     _write_new(public_file, key.public.encode().encode("ascii"), mode=0o644)
 
 
+@token.command("aggregator-key")
+@click.argument("key_file", metavar="KEYFILE", type=EXISTING_FILE)
+@click.argument("party", type=click.IntRange(0, 1))
+@click.argument("file", type=click.Path(path_type=Path))
+def aggregator_key(key_file: Path, party: int, file: Path) -> None:
+    """Write the key for tokens of devices at aggregator PARTY, 0 or 1, to FILE, which is new.
+
+    It follows from the slice service's keys in KEYFILE. With it that aggregator (--token-key) takes
+    the tokens that the service gives devices for it; it makes none for the service or the other
+    aggregator.
+    """
+    from keyhole.service.access import Keyring
+
+    ring = Keyring.load(key_file).for_aggregator(party)
+    _write_new(file, "".join(f"{key.hex()}\n" for key in ring.keys).encode("ascii"))
+
+
 @token.command("gateway-config")
 @click.argument(
     "key_file",

@@ -32,7 +32,14 @@ from keyhole.device.fetch import (
     WholeModel,
     fetch_slices,
 )
-from keyhole.errors import DamageError, NotFoundError, RequestError, ServiceError, StorageError
+from keyhole.errors import (
+    DamageError,
+    NotFoundError,
+    RequestError,
+    ServiceError,
+    StorageError,
+    ViolationError,
+)
 from keyhole.primitives.layout import ClientKeys
 from keyhole.wire.assignment import Phase, Wait
 from keyhole.wire.http import OCTETS, HttpClient
@@ -64,7 +71,8 @@ class Assignment(msgspec.Struct, frozen=True):
 
     Attributes:
         token: to show in this round; null where the service asks for none.
-        sum_token: to show to aggregators that take tokens of the service; null likewise.
+        sum_tokens: to show to aggregators that take tokens of the service, one for each; null
+            likewise.
         fetch_after: seconds to wait before the first request, so that not all come at once.
     """
 
@@ -72,7 +80,7 @@ class Assignment(msgspec.Struct, frozen=True):
     number: int
     token: str | None = None
     fetch_after: float = 0.0
-    sum_token: str | None = None
+    sum_tokens: tuple[str, str] | None = None
 
     def __repr__(self) -> str:
         """Without the tokens."""
@@ -98,7 +106,7 @@ class _CheckedIn(msgspec.Struct, frozen=True):
     number: int = 0
     token: str | None = None
     fetch_after: float = 0.0
-    sum_token: str | None = None
+    sum_tokens: tuple[str, str] | None = None
 
 
 class Device:
@@ -118,7 +126,9 @@ class Device:
         max_keys: in one query; more are asked for in several.
         max_answer: bytes of the slices of one query, likewise. A slice or a segment that is longer
             is refused, whatever a manifest says: this is what a service can make a device allocate.
-        trainer_key: whose signature every manifest must have; None takes any.
+        trainer_key: whose signature every manifest must have; None takes any, and no part in
+            secure sums.
+        trust_service: whether it takes part in them without that key, on the service's word.
         stop: once set, waiting ends at once and nothing is tried again.
         clock: how time passes; one that waits for `stop` if None.
         insecure: lets plain `http` leave this machine.
@@ -140,6 +150,7 @@ class Device:
         max_keys: int = 65_536,
         max_answer: int = 256 << 20,
         trainer_key: TrainerKey | None = None,
+        trust_service: bool = False,
         stop: threading.Event | None = None,
         clock: Clock | None = None,
         insecure: bool = False,
@@ -148,6 +159,7 @@ class Device:
         self.clock = Clock(sleep=self.stop.wait) if clock is None else clock
         self._token, self._cache, self._trainer_key = token, cache, trainer_key
         self._max_keys, self.max_answer = max_keys, max_answer
+        self._is_pinned = trainer_key is not None or trust_service
         self.client = HttpClient(
             url,
             ca=ca,
@@ -201,7 +213,7 @@ class Device:
             return Wait(_bounded(told.wait))
         _check_told(told.round, told.number)
         wait = _bounded(told.fetch_after)
-        return Assignment(told.round, told.number, told.token, wait, told.sum_token)
+        return Assignment(told.round, told.number, told.token, wait, told.sum_tokens)
 
     def manifest(self, round: Assignment | str) -> Manifest:
         """The manifest of a round, fetched once.
@@ -241,6 +253,17 @@ class Device:
             while len(self._rounds) > _MAX_ROUNDS:
                 self._rounds.popitem(last=False)
         return known
+
+    def refuse_unpinned(self) -> None:
+        """Raises ViolationError for a secure sum on the word of the service alone: it could give
+        everybody else another round, until the sum is this device's update."""
+        if not self._is_pinned:
+            raise ViolationError(
+                "a secure sum whose round nobody vouches for: got a device without the trainer's "
+                "key; expected the public key of the trainer, which signs its rounds; nothing was "
+                "fetched or sent; give --trainer-key FILE, or --trust-service to take the "
+                "service's word"
+            )
 
     def fetch(self, round: Assignment | str, keys: DeviceKeys) -> Submodel:
         """Option 2 or 3: the sub-model of `keys`, by one query for the slices of all tables.

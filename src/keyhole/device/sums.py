@@ -5,7 +5,9 @@ are, and which authorities vouch for them, the device knows from its own operato
 could name both would name two of its own. Both aggregators refuse messages under other params than
 those they were told, so a trainer cannot tell devices one minimum and aggregators another. Every
 message holds the digest of the manifest that the device trained by, and both aggregators refuse
-what was made from another model than the one that the sum was opened for.
+what was made from another model than the one that the sum was opened for. That all devices were
+given the same round only the trainer's signature says: a device that does not pin its key takes no
+part, unless its operator would rather trust the service.
 
 What goes to each aggregator is sealed to its key, which the operator names with its address: TLS
 may end at a load balancer, and whoever runs those of both would read the update.
@@ -143,9 +145,8 @@ class SumSend:
 
     Args:
         first: the aggregator that is party 0, as its operator gave the address; with a token of
-            this device there, or none to show the round's token for aggregators instead. One with
-            which that token counts can act for the device at the other one, and must be trusted
-            not to.
+            this device there, or none to show the round's token for that aggregator instead, which
+            counts at no other.
         second: party 1, likewise.
         keys: of both, 32 bytes each, as `keyhole aggregator` shows them to its operator.
         policy: what the device accepts.
@@ -167,7 +168,7 @@ class SumSend:
         """Sends the update of a round.
 
         Raises:
-            ViolationError: the device does not accept the params.
+            ViolationError: the device does not accept the params, or pins no key of the trainer.
             BudgetError: the sum would spend more than the device's own budget.
             MalformedError, StaleError: they are of another sum, or do not fit the model.
             InputError: the round has no secure sum; nothing is sent in the clear instead.
@@ -178,6 +179,7 @@ class SumSend:
                 left out when the two compare, unless the device sends again before: while a sum is
                 open, new shares take the place of its old ones.
         """
+        device.refuse_unpinned()
         known = device.known(round)
         params = params_in(known)
         _check_bound(known)
@@ -192,15 +194,16 @@ class SumSend:
         if self.ledger is not None:  # before anything leaves; a round that is sent again costs once
             noise, population = facts.noise_multiplier, device.client.place
             self.ledger.charge(Charge(round.round, population, noise, (self.name,)))
-        for aggregator, body in zip((self.first, self.second), bodies, strict=True):
-            _post(aggregator, round, body)
+        tokens = round.sum_tokens or (None, None)
+        for to, token, body in zip((self.first, self.second), tokens, bodies, strict=True):
+            _post(to, round.round, token, body)
         return sum(map(len, bodies))
 
 
-def _post(aggregator: Device, round: Assignment, body: bytes) -> None:
+def _post(aggregator: Device, round_id: str, told: str | None, body: bytes) -> None:
     """Sends a body, again and again where the trainer has not opened the sum yet."""
-    own, path = aggregator.token_for(round.round), f"/v1/sums/{round.round}/shares"
-    token = round.sum_token if own is None else own
+    own, path = aggregator.token_for(round_id), f"/v1/sums/{round_id}/shares"
+    token = told if own is None else own
     client = aggregator.client
     attempts = client.attempts(f"POST {path}")
     while True:

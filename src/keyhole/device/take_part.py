@@ -36,7 +36,7 @@ from keyhole.primitives.layout import KeysBySpace
 from keyhole.rounds.clients import ClientJob, Clients, check_keys_per_client, choose_keys
 from keyhole.rounds.spec import DeviceSpec
 from keyhole.wire.assignment import Wait
-from keyhole.wire.messages import bound_of, refuse_clear
+from keyhole.wire.messages import SUM_SETTING, bound_of, refuse_clear
 
 Fetch: TypeAlias = Callable[[Device, Assignment, DeviceKeys], Submodel]
 """How a device gets its sub-model: `Device.fetch`, `fetch_at_home`, `QueryFetch` and the like."""
@@ -156,6 +156,8 @@ def _take(device: Device, told: Assignment, participant: Participant, send: Send
     known = device.known(told)
     if participant.send is Device.send:  # before keys are named and a client trains in vain
         refuse_clear(known.manifest.settings)
+    if SUM_SETTING in known.manifest.settings:
+        device.refuse_unpinned()
     keys = participant.choose(known)
     fetched = participant.fetch(device, told, keys)
     bound = bound_of(known.manifest.settings)

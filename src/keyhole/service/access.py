@@ -138,6 +138,15 @@ class Keyring:
             raise _bad_file(path, "other characters", "hex digits, one key a line") from error
         return Keyring(keys)
 
+    def for_aggregator(self, party: int) -> Keyring:
+        """The keys of tokens that devices of this service show to one aggregator.
+
+        Who has them can make none for this service or for the other aggregator: they are HMACs of
+        these keys, one for each party.
+        """
+        name = b"keyhole aggregator %d" % party
+        return Keyring(tuple(hmac.digest(key, name, "sha256") for key in self.keys))
+
     def issue(
         self,
         kind: TokenKind,

@@ -23,7 +23,7 @@ from keyhole.delivery.records import RecordArray
 from keyhole.errors import BusyError, NotFoundError, TooLateError
 from keyhole.primitives.layout import Layout
 from keyhole.server.inputs import InputBound
-from keyhole.service.access import Access, Guards, TokenClaims, not_admitted
+from keyhole.service.access import Access, Guards, Keyring, TokenClaims, not_admitted
 from keyhole.service.answers import answer_query, max_bytes_of, segment_proof
 from keyhole.service.limits import Limits
 from keyhole.service.metrics import Metrics
@@ -278,9 +278,9 @@ class UpdateRoutes:
         if not isinstance(told, Admission):
             return json_response({"wait": told.seconds})
         issue = partial(
-            access.keyring.issue,
-            "round",
-            claims.device,
+            Keyring.issue,
+            kind="round",
+            device=claims.device,
             now=now,
             seconds=access.round_seconds,
             token_id=claims.id,
@@ -288,8 +288,10 @@ class UpdateRoutes:
             max_keys=claims.max_keys,
         )
         shown = {"round": told.round, "number": told.number, "fetch_after": told.fetch_after}
-        # Two: an aggregator that is shown the second cannot fetch or send as this device.
-        return json_response({**shown, "token": issue(), "sum_token": issue(audience="aggregator")})
+        # Three: who is shown one cannot act as this device where another one counts.
+        rings = [access.keyring.for_aggregator(party) for party in (0, 1)]
+        sums = [issue(ring, audience="aggregator") for ring in rings]
+        return json_response({**shown, "token": issue(access.keyring), "sum_tokens": sums})
 
     async def update(self, request: Request) -> Response:
         """Takes the update of one device in one round."""

@@ -83,22 +83,30 @@ class Deployment:
             to = {"audience": "aggregator"}
             token = trainer.issue("device", "trainer", now=time.time(), seconds=3600, **to)
             (self.directory / f"token-{party}").write_text(token)
+            made = [*_SERVE[:-1], "token", "aggregator-key", self.keys, party]
+            made = [*made, self.directory / f"sums-{party}.key"]
+            subprocess.run(list(map(str, made)), env=self.children.env, check=True)
             command = [
                 *(*_SERVE[:-1], "aggregator", self.directory / f"aggregator-{party}"),
                 *("--party", party, "--peer", f"http://127.0.0.1:{ports[1 - party]}"),
-                *("--peer-key", self.directory / "peer", "--token-key", self.keys),
+                *("--peer-key", self.directory / "peer"),
+                *("--token-key", self.directory / f"sums-{party}.key"),
                 *("--trainer-key", self.directory / f"trainer-{party}", "--port", ports[party]),
             ]
             self.children.start(f"aggregator-{party}", list(map(str, command)))
         for party, port in enumerate(ports):
             address = f"127.0.0.1:{port}"
             self.children.wait_for(f"aggregator-{party}", partial(listens, address))
+        signing = self.directory / "sign.key"
+        made = [*_SERVE[:-1], "token", "signing-key", signing, self.directory / "sign.pub"]
+        subprocess.run(list(map(str, made)), env=self.children.env, check=True)
         folders = [self.directory / f"aggregator-{party}" for party in (0, 1)]
         keys = [(folder / "seal.pub").read_text().strip() for folder in folders]
         pairs = zip(ports, keys, strict=True)
         return {
             "aggregators": " ".join(f"http://127.0.0.1:{port}#{key}" for port, key in pairs),
             "aggregator-tokens": " ".join(str(self.directory / f"token-{p}") for p in (0, 1)),
+            "signing-key": str(signing),
         }
 
     def superlink(self):
@@ -107,6 +115,8 @@ class Deployment:
         self.children.wait_for("superlink", lambda: listens(self.link))
 
     def supernode(self, name, **node_config):
+        if (pinned := self.directory / "sign.pub").exists():
+            node_config = {"trainer-key": f'"{pinned}"', **node_config}
         told = " ".join(f"{k}={v}" for k, v in node_config.items())
         self.children.start(
             name, [*supernode_command(self.link), *(["--node-config", told] if told else [])]

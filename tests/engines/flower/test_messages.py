@@ -30,7 +30,7 @@ def test_what_is_written_is_read(clients, seconds, words):
 @pytest.mark.parametrize(
     "change",
     [
-        {"version": 2},
+        {"version": 1},
         {"number": "3"},
         {"number": True},
         {"clients": 4},

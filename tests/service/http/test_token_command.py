@@ -53,6 +53,17 @@ def test_a_token_is_for_slices_and_a_week_unless_told(tmp_path):
     assert (claims.audience, claims.expires - claims.issued) == ("slices", 7 * 86_400)
 
 
+def test_each_aggregator_gets_a_key_that_follows_from_the_services(tmp_path):
+    run("new-key", tmp_path / "key")
+    for party in (0, 1):
+        run("aggregator-key", tmp_path / "key", party, tmp_path / f"sums-{party}")
+    rings = [Keyring.load(tmp_path / name) for name in ("key", "sums-0", "sums-1")]
+    assert rings[1:] == [rings[0].for_aggregator(party) for party in (0, 1)]
+    assert len({ring.keys for ring in rings}) == 3
+    with pytest.raises(InputError, match="does not exist yet"):
+        run("aggregator-key", tmp_path / "key", 0, tmp_path / "sums-0")
+
+
 def test_the_id_that_show_tells_can_be_denied(tmp_path):
     run("new-key", tmp_path / "key")
     made = run("issue", "--key", tmp_path / "key", "--device", "x", "--audience", "relay")

@@ -98,7 +98,8 @@ def devices(service, pair, clients=range(POPULATION), policy=None, to=None, popu
             keys = pair.public(0), pair.public(1)
             send = SumSend(*lines, keys, policy or SumPolicy())
             send = send if to is None else to(client, send)
-            device = stack.enter_context(service.device(name=name, stop=stop, clock=clock))
+            own = {"stop": stop, "clock": clock, "trainer_key": service.trainer.public}
+            device = stack.enter_context(service.device(name=name, **own))
             try:
                 keep_taking_part(device, one.participant(send=send), on_miss=met.append)
             except kh.KeyholeError as error:

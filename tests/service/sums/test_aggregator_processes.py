@@ -187,12 +187,13 @@ def test_aggregators_speak_tls_to_each_other_devices_and_trainers(tmp_path):
 def cohort_of(rounds):
     """The devices of the round that a trainer publishes."""
     with closing(RoundsDirectory(rounds)) as directory:
-        assert eventually(lambda: directory.current() is not None, seconds=60)
+        assert eventually(lambda: directory.current() is not None, seconds=240)
         return sorted(directory.current().cohort)
 
 
-def token(key, device):
-    made = CliRunner().invoke(keyhole, ["token", "issue", "--key", str(key), "--device", device])
+def token(key, device, audience="slices"):
+    args = ["token", "issue", "--key", str(key), "--device", device, "--audience", audience]
+    made = CliRunner().invoke(keyhole, args)
     assert made.exit_code == 0, made.output
     return made.output
 
@@ -202,12 +203,14 @@ def test_a_private_run_of_programs_trains_and_says_who_learned_what(pair, tmp_pa
     """Slice service, trainer, devices and aggregators, all as an operator starts them."""
     rounds, service_key = tmp_path / "rounds", key_file(tmp_path / "service.key")
     rounds.mkdir()
+    signing = tmp_path / "sign.key", tmp_path / "sign.pub"
+    assert CliRunner().invoke(keyhole, ["token", "signing-key", *map(str, signing)]).exit_code == 0
     task = ["--data", "synthetic", "--size", "words=300", "--size", "tags=8", "--client-lr", "1"]
     task += ["--cohort", "3", "--m", "20"]
     tokens = []
     for party in (0, 1):
         tokens.append(tmp_path / f"trainer-{party}.token")
-        tokens[-1].write_text(token(pair.files[party][1], "trainer"))
+        tokens[-1].write_text(token(pair.files[party][1], "trainer", "aggregator"))
     urls = ",".join(pair.urls)
     sealed = ",".join(f"{url}#{tmp_path / str(p)}/seal.pub" for p, url in enumerate(pair.urls))
     with ExitStack() as stack:
@@ -225,21 +228,22 @@ def test_a_private_run_of_programs_trains_and_says_who_learned_what(pair, tmp_pa
         launch("serve", rounds, "--port", port, "--token-key", service_key, "--again", 0.2)
         trainer = launch(
             *("train", "so_tag", *task, "--rounds", 1, "--out", tmp_path / "runs"),
-            *("--devices", rounds, "--round-seconds", 60),
-            *("--aggregators", urls, "--min-clients", 3),
+            *("--devices", rounds, "--round-seconds", 240),
+            *("--aggregators", urls, "--min-clients", 3, "--signing-key", signing[0]),
             *("--aggregator-tokens", ",".join(map(str, tokens))),
         )
         for name in cohort_of(rounds):
             files, client = [], name.removeprefix("device-")
             for at, key in enumerate([service_key, pair.files[0][0], pair.files[1][0]]):
                 files.append(tmp_path / f"{name}-{at}.token")
-                files[-1].write_text(token(key, name))
+                files[-1].write_text(token(key, name, "aggregator" if at else "slices"))
             launch(
                 *("device", f"http://127.0.0.1:{port}", "--task", "so_tag", "--client", client),
                 *("--token-file", files[0], *task[:2], "--min-clients", 3),
+                *("--trainer-key", signing[1]),
                 *("--aggregators", sealed, "--aggregator-tokens", f"{files[1]},{files[2]}"),
             )
-        assert trainer.wait(90) == 0, (tmp_path / "log-1").read_text()
+        assert trainer.wait(300) == 0, (tmp_path / "log-1").read_text()
     shown = (tmp_path / "log-1").read_text()
     assert "second server" in shown
     assert "trainer" in shown

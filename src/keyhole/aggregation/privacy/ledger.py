@@ -13,7 +13,8 @@ part. A sum without noise costs infinitely much, and is noted, too.
 DIGEST is SHA-256, in hex, of the digest before it and of the entry's text: a line that was changed,
 left out or put elsewhere shows. An entry counts once it is on the disk; what a crash left of one
 that was under way is cut off when the file is next opened, and of a sum that is noted already no
-second entry is made. The file is readable by its owner alone: it names devices.
+second entry is made; devices that share a file each note their own part. The file is readable by
+its owner alone: it names devices.
 
 Hidden: nothing; a ledger is its owner's. Not covered: an owner that cuts whole lines off the end.
 """
@@ -104,11 +105,21 @@ class Totals:
     populations: dict[str, Spent] = field(default_factory=dict)
     devices: dict[str, Spent] = field(default_factory=dict)
     names: set[str] = field(default_factory=set, repr=False)  # of sums
+    _parts: set[tuple[str, str]] = field(default_factory=set, repr=False)  # sum, one device
+
+    def has(self, entry: Charge) -> bool:
+        """Whether an entry is noted. Devices that share a ledger each note their part of a sum."""
+        if len(entry.devices) == 1:
+            return (entry.sum, entry.devices[0]) in self._parts
+        return entry.sum in self.names
 
     def add(self, entry: Charge) -> None:
         """Counts one more entry."""
+        if entry.sum not in self.names:
+            self.populations.setdefault(entry.population, Spent()).add(entry.cost)
         self.names.add(entry.sum)
-        self.populations.setdefault(entry.population, Spent()).add(entry.cost)
+        if len(entry.devices) == 1:
+            self._parts.add((entry.sum, entry.devices[0]))
         for name in entry.devices:
             self.devices.setdefault(name, Spent()).add(entry.cost)
 
@@ -160,6 +171,13 @@ class Budget:
 UNBOUNDED = Budget()
 
 
+def default_ledger() -> Path:
+    """Returns where devices of this user keep their ledger, unless they are told another place:
+    keyhole/ledger in the directory for state, XDG_STATE_HOME or ~/.local/state."""
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(state) / "keyhole" / "ledger"
+
+
 class Ledger:
     """A ledger in a file, open for writing; threads and processes may share it.
 
@@ -191,7 +209,7 @@ class Ledger:
     def check(self, entry: Charge) -> None:
         """Raises BudgetError where a sum that is not noted yet is beyond the budget."""
         with self._locked():
-            if entry.sum not in self.totals.names:
+            if not self.totals.has(entry):
                 self.budget.check(self.totals, entry)
 
     def charge(self, entry: Charge) -> bool:
@@ -210,7 +228,7 @@ class Ledger:
                 "and a finite noise; pass those of the params"
             )
         with self._locked():
-            if entry.sum in self.totals.names:
+            if self.totals.has(entry):
                 return False
             self.budget.check(self.totals, entry)
             self._append(entry)

@@ -96,7 +96,7 @@ def _take_part(call: RoundCall, context: Context, participant_of: ParticipantOf)
     """Takes part for one client after the other, until the round is over."""
     node = NodeConfig.of(context.node_config)
     node.check(call)
-    for named in (call.tokens, call.sum_tokens):
+    for named in (call.tokens, call.sum_tokens_0, call.sum_tokens_1):
         if named and len(named) != len(call.clients):
             raise MalformedError(
                 f"a call names another number of tokens than clients: got {len(named)} tokens; "
@@ -109,10 +109,14 @@ def _take_part(call: RoundCall, context: Context, participant_of: ParticipantOf)
     timer.start()
     try:
         none = (None,) * len(call.clients)
-        tokens = zip(call.tokens or none, call.sum_tokens or none, strict=True)
+        pairs = tuple(zip(call.sum_tokens_0, call.sum_tokens_1, strict=True)) or none
+        told = [
+            Assignment(call.round, call.number, token, sum_tokens=pair)
+            for token, pair in zip(call.tokens or none, pairs, strict=True)
+        ]
         lots = [
-            _one(call, client, pair, node, stop, partial(participant_of, client, context))
-            for client, pair in zip(call.clients, tokens, strict=True)
+            _one(call, client, each, node, stop, partial(participant_of, client, context))
+            for client, each in zip(call.clients, told, strict=True)
         ]
     finally:
         timer.cancel()
@@ -139,14 +143,12 @@ class _Lot(NamedTuple):
 def _one(
     call: RoundCall,
     client: int,
-    tokens: tuple[str | None, str | None],
+    told: Assignment,
     node: NodeConfig,
     stop: threading.Event,
     make: Callable[[], Participant],
 ) -> _Lot:
     began, reason, outcome, down, up = time.monotonic(), "", "failed", 0, 0
-    token, sum_token = tokens
-    told = Assignment(call.round, call.number, token, sum_token=sum_token)
     try:
         with ExitStack() as stack:
             connect = node.connector(stack, stop)
@@ -196,7 +198,7 @@ def _fetch(call: RoundCall, connect: Connect, node: NodeConfig) -> Fetch:
 
 
 def _shares(call: RoundCall, client: int, connect: Connect, node: NodeConfig) -> Send:
-    from keyhole.aggregation.privacy.ledger import Budget, Ledger
+    from keyhole.aggregation.privacy.ledger import Budget, Ledger, default_ledger
     from keyhole.device.sums import SumSend, aggregator_of
 
     named = node.aggregator_tokens
@@ -212,12 +214,8 @@ def _shares(call: RoundCall, client: int, connect: Connect, node: NodeConfig) ->
         connect(url, _token(file)) for url, file in zip((one, other), files, strict=True)
     )
     budget = Budget(inf if node.max_epsilon is None else node.max_epsilon)
-    if node.max_epsilon is not None and node.ledger is None:
-        raise InputError(
-            "a budget without a ledger: got max-epsilon alone; expected ledger, too; name a file "
-            "in --node-config"
-        )
-    ledger = None if node.ledger is None else Ledger(Path(node.ledger), budget)
+    file = default_ledger() if node.ledger is None else Path(node.ledger)
+    ledger = Ledger(file, budget)
     keys = first_key, second_key
     return SumSend(first, second, keys, ledger=ledger, name=device_name(client))
 

@@ -14,6 +14,7 @@ A run's config says of its rounds, `[tool.flwr.app.config]` of the app's pyproje
     aggregators = "URL#KEY URL#KEY"  two aggregators that do not collude add up updates in secret
     aggregator-tokens = "FILE FILE"  tokens of the trainer there, from their operators
     aggregator-ca = "/etc/ca.pem"    authorities to trust for them
+    signing-key = "FILE"             signs manifests, for nodes that pin its public half
 
 Paths are those of the machine that the ServerApp runs on.
 
@@ -36,10 +37,13 @@ What a node's own operator says, `flower-supernode --node-config "..."`:
     ca="/etc/ca.pem"         PEM file of the authorities to trust for https
     insecure=true            plain http may leave this machine
     cache="/var/slices"      keep slices here: those that have not changed are not sent again
+    trainer-key="FILE"       take part only in rounds that this trainer signed
+    trust-service=true       or take part in secure sums without that key
     seed=0                   rehearse: draw as a run in process of this seed does
     second-token="FILE"      the token of this node at the second slice server, from its operator
     aggregator-tokens="F F"  files of its tokens at the two aggregators; without, the round's token
-    ledger="/var/ledger"     note here what secure sums spend of its clients' privacy
+    ledger="/var/ledger"     note here what secure sums spend of its clients' privacy; without, in
+                             $XDG_STATE_HOME/keyhole/ledger, or ~/.local/state/keyhole/ledger
     max-epsilon=4.0          and take part in none beyond this, over all runs
     delivery="pir"           take part only where slices are fetched so
     second="https://..."     and only with this second slice server
@@ -69,6 +73,7 @@ from keyhole.errors import InputError, NotAdmittedError
 from keyhole.files import storage_errors
 from keyhole.rounds.fields import flatten
 from keyhole.rounds.spec import RunSpec
+from keyhole.wire.signing import TrainerKey
 
 _NUMBERS = ("round_seconds", "min_nodes", "node_seconds")
 
@@ -89,6 +94,7 @@ class RoundsConfig:
     aggregators: tuple[str, ...] = ()
     aggregator_tokens: tuple[Path, ...] = ()
     aggregator_ca: Path | None = None
+    signing_key: Path | None = None
     named_cohorts: bool = False
 
     @staticmethod
@@ -116,7 +122,9 @@ class RoundsConfig:
             raise _bad("aggregators", got, "two of each, with a space between, or none")
         for each in aggregators:
             aggregator_of(each)  # nodes would say so much later
-        keys, ca = str(config.get("token-key", "")), str(config.get("aggregator-ca", ""))
+        keys, ca, signing = (
+            str(config.get(name, "")) for name in ("token-key", "aggregator-ca", "signing-key")
+        )
         return RoundsConfig(
             run=Path(run),
             rounds=Path(rounds),
@@ -127,6 +135,7 @@ class RoundsConfig:
             aggregators=aggregators,
             aggregator_tokens=tuple(map(Path, tokens)),
             aggregator_ca=Path(ca) if ca else None,
+            signing_key=Path(signing) if signing else None,
             named_cohorts=bool(config.get("named-cohorts", False)),
             **{field: _number(config, field) for field in _NUMBERS},
         )
@@ -232,6 +241,8 @@ class NodeConfig:
     ca: str | None = None
     insecure: bool = False
     cache: str | None = None
+    trainer_key: str | None = None
+    trust_service: bool = False
     seed: int | None = None
     second_token: str | None = None
     aggregator_tokens: str | None = None
@@ -280,10 +291,18 @@ class NodeConfig:
     def connector(self, stack: ExitStack, stop: threading.Event) -> Connect:
         """What makes devices of services, which `stack` closes and `stop` stops."""
         cache = None if self.cache is None else SliceCache(Path(self.cache))
+        trainer = None if self.trainer_key is None else TrainerKey.load(Path(self.trainer_key))
 
         def connect(url: str, token: str | None) -> Device:
             made = Device(
-                url, token=token, ca=self.ca, cache=cache, stop=stop, insecure=self.insecure
+                url,
+                token=token,
+                ca=self.ca,
+                cache=cache,
+                trainer_key=trainer,
+                trust_service=self.trust_service,
+                stop=stop,
+                insecure=self.insecure,
             )
             return stack.enter_context(closing(made))
 

@@ -34,7 +34,7 @@ TRAIN = "train.keyhole"
 ASK = "query.keyhole"
 """The type of the message that asks a node whom it stands for."""
 
-_RECORD, _VERSION = "keyhole", 1
+_RECORD, _VERSION = "keyhole", 2
 _MAX_LIST = 4096  # entries of a list: clients of one node in one round
 _MAX_MESSAGE_TEXT = 4096  # characters of a word, a URL or a token
 
@@ -50,7 +50,8 @@ class RoundCall:
         seconds: until it closes at the latest.
         service: URL of the slice service.
         tokens: of the round, one for each client; none where the service knows no tokens.
-        sum_tokens: likewise for the aggregators, where there are any.
+        sum_tokens_0: likewise for the first aggregator, where there is one.
+        sum_tokens_1: and for the second.
         delivery: how slices are fetched.
         second: URL of the second slice server, where the delivery needs one.
         aggregators: URLs of the two aggregators, where updates are added up in secret.
@@ -62,7 +63,8 @@ class RoundCall:
     service: str
     clients: tuple[int, ...]
     tokens: tuple[str, ...] = ()
-    sum_tokens: tuple[str, ...] = ()
+    sum_tokens_0: tuple[str, ...] = ()
+    sum_tokens_1: tuple[str, ...] = ()
     delivery: str = DEFAULT_SERVED
     second: str = ""
     aggregators: tuple[str, ...] = ()

@@ -49,6 +49,7 @@ from keyhole.service.served import Served
 from keyhole.service.spool import UpdateSpool
 from keyhole.wire.assignment import device_name
 from keyhole.wire.http import HttpClient
+from keyhole.wire.signing import SigningKey
 
 _LOG = logging.getLogger("flwr.keyhole")
 _HANDOVER = 60.0  # seconds: a ServerApp whose SuperLink was killed takes some to notice
@@ -110,9 +111,10 @@ def _publisher(config: RoundsConfig) -> Publisher:
     """The publisher of the rounds, which a ServerApp that is being replaced may hold for a while.
     Raises StorageError where another process has it all the time."""
     until = time.monotonic() + _HANDOVER
+    key = None if config.signing_key is None else SigningKey.load(config.signing_key)
     while True:
         try:
-            return Publisher(config.rounds)
+            return Publisher(config.rounds, key)
         except StorageError:
             if time.monotonic() >= until:
                 raise
@@ -260,20 +262,25 @@ class FlowerSummons:
         return sentences(told)
 
     def _call_of(self, round_id: str, t: int, clients: Sequence[int], seconds: float) -> RoundCall:
-        tokens, sum_tokens = list[str](), list[str]()
+        tokens, sums = tuple[str, ...](), [tuple[str, ...](), tuple[str, ...]()]
         if self.keyring is not None:
             now, ring, names = self.wall(), self.keyring, [device_name(c) for c in clients]
-            issue = partial(ring.issue, "round", now=now, seconds=seconds, round_id=round_id)
-            tokens = [issue(name) for name in names]
+            issue = partial(
+                Keyring.issue, kind="round", now=now, seconds=seconds, round_id=round_id
+            )
+            tokens = tuple(issue(ring, device=name) for name in names)
             if self.addresses.aggregators:
-                sum_tokens = [issue(name, audience="aggregator") for name in names]
+                issue = partial(issue, audience="aggregator")
+                rings = [ring.for_aggregator(party) for party in (0, 1)]
+                sums = [tuple(issue(one, device=name) for name in names) for one in rings]
         return RoundCall(
             round=round_id,
             number=t,
             seconds=seconds,
             clients=tuple(clients),
-            tokens=tuple(tokens),
-            sum_tokens=tuple(sum_tokens),
+            tokens=tokens,
+            sum_tokens_0=sums[0],
+            sum_tokens_1=sums[1],
             **asdict(self.addresses),
         )
 
