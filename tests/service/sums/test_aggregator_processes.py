@@ -195,7 +195,7 @@ def token(key, device, audience="slices"):
     args = ["token", "issue", "--key", str(key), "--device", device, "--audience", audience]
     made = CliRunner().invoke(keyhole, args)
     assert made.exit_code == 0, made.output
-    return made.output
+    return made.stdout
 
 
 @pytest.mark.slow
