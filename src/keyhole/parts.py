@@ -111,8 +111,8 @@ def near_miss(name: str, known: Iterable[str]) -> str:
     >>> near_miss("so_tga", ["so_tag", "so_word"])
     'did you mean so_tag?'
     """
-    by_case = {each.lower(): each for each in known}
-    near = difflib.get_close_matches(name.lower(), by_case, 1)
+    by_case = {each.lower().lstrip("-"): each for each in known}  # all options share their dashes
+    near = difflib.get_close_matches(name.lower().lstrip("-"), by_case, 1)
     return f"did you mean {by_case[near[0]]}?" if near else "choose one of them"
 
 

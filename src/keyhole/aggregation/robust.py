@@ -98,7 +98,7 @@ class TrimmedMean:
     def __post_init__(self) -> None:
         if not 0 <= self.share <= HALF or self.untouched not in ("left-out", "zeros"):
             raise InputError(
-                f"a trimmed mean that cannot be: got a share of {self.share}, clients that did not "
+                f"the trimmed mean is invalid: got a share of {self.share}, clients that did not "
                 f"choose a key as {self.untouched!r}; expected a share from 0 to 0.5, and left-out "
                 "or zeros; trim more than the share of clients that may lie"
             )

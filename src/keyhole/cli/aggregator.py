@@ -86,17 +86,18 @@ if TYPE_CHECKING:
     type=NumberRange(0, 1, min_open=True, max_open=True),
     help="For which --max-epsilon holds.",
 )
-@click.option(
-    "--max-sums", default=4, type=click.IntRange(1, 1024), help="Sums that may be here at one time."
-)
+@click.option("--max-sums", default=4, type=click.IntRange(1, 1024), help="Max sums at a time.")
 @click.option(
     "--max-table-mb",
     default=2048,
     type=click.IntRange(1),
-    help="Size of one sum; adding up takes as much memory.",
+    help="Max size of one sum; adding up takes the same amount of memory.",
 )
 @click.option(
-    "--max-body-mb", default=64, type=click.IntRange(1, 4096), help="Size of one device's share."
+    "--max-body-mb",
+    default=64,
+    type=click.IntRange(1, 4096),
+    help="Max size of one device's share.",
 )
 def aggregator(directory: Path, **options: Any) -> None:
     """Add up shares of updates as one of two aggregators until interrupted.
@@ -104,8 +105,9 @@ def aggregator(directory: Path, **options: Any) -> None:
     What devices send is kept in DIRECTORY until it has been added up; an aggregator that is killed
     goes on where it was. Neither aggregator learns a key or a number of an update, as long as
     different people run the two. The aggregators and the trainer of a sum are named to each other,
-    and to devices, by their operators. Devices seal what they send to the key that stands behind
-    the address when it starts, and in DIRECTORY/seal.pub: it is made at the first start.
+    and to devices, by their operators. Devices seal what they send to the aggregator's public
+    key, which is made at the first start, printed behind the address, and kept in
+    DIRECTORY/seal.pub.
     """
     from keyhole.service.sums import sealing_key
 

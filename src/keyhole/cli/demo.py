@@ -33,7 +33,7 @@ LOG_EVERY = 10
 
 
 @click.command()
-@click.option("--rounds", default=40, type=click.IntRange(1, 10_000))
+@click.option("--rounds", default=40, type=click.IntRange(1, 10_000), help="Rounds of training.")
 @seed_option
 @out_option("keyhole-demo", "Where the picture and the table are written.")
 @json_option

@@ -126,7 +126,12 @@ def _pinned(path: Path | None) -> bytes | None:
     default=256,
     help="Refuse a slice or a segment of more megabytes.",
 )
-@click.option("--rounds", type=click.IntRange(1), help="Take part so often; else until stopped.")
+@click.option(
+    "--rounds",
+    type=click.IntRange(1),
+    help="Number of rounds to take part in.",
+    show_default="until stopped",
+)
 @click.option(
     "--delivery",
     cls=GroupedOption,

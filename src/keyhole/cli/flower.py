@@ -56,7 +56,7 @@ def flower() -> None:
     """
 
 
-@flower.command(cls=GroupedCommand)
+@flower.command(cls=GroupedCommand, short_help="Write a Flower project for `flwr run`.")
 @click.argument("directory", type=DIRECTORY)
 @run_options
 @keys_options
@@ -133,7 +133,7 @@ def flower() -> None:
 )
 @click.pass_context
 def app(context: click.Context, /, directory: Path, task: str, **options: Any) -> None:
-    """Write a Flower project to DIRECTORY, for `flwr run DIRECTORY` with a SuperLink of one's own.
+    """Write a Flower project to DIRECTORY, for `flwr run DIRECTORY` with your own SuperLink.
 
     Paths are those of the machine that the SuperLink runs on.
     """

@@ -46,8 +46,8 @@ def listen_options(port: int) -> Callable[[Command], Command]:
 deny_option = click.option(
     "--deny",
     type=EXISTING_FILE,
-    help="Ids of tokens that count no more, as `keyhole token deny` writes them; read again when "
-    "it changes.",
+    help="Ids of revoked tokens, as `keyhole token deny` writes them; read again when the file "
+    "changes.",
 )
 
 

@@ -23,9 +23,9 @@ _both_ways = options_of(
     click.option("--endpoint", metavar="URL", help="Address of a store that is not AWS."),
     click.option("--region", metavar="NAME", help="Region of the bucket."),
     click.option("--anonymous", is_flag=True, help="Send no signature."),
-    click.option("--keep", default=2, help="Rounds that remain there."),
-    click.option("--workers", default=4, help="Files at a time."),
-    click.option("--again", is_flag=True, help="Copy also what seems to be there."),
+    click.option("--keep", default=2, help="Rounds to keep at the destination."),
+    click.option("--workers", default=4, help="Files to copy at a time."),
+    click.option("--again", is_flag=True, help="Copy again what seems to be there."),
     click.option("--back", is_flag=True, help="Let an older round replace a newer one."),
     click.option("--json", "as_json", is_flag=True, help="Print JSON."),
 )
@@ -35,7 +35,7 @@ _both_ways = options_of(
 def mirror() -> None:
     """Copy published rounds to an object store and back.
 
-    URL is s3://bucket/prefix, file:///directory or the like. Credentials come from the environment:
+    URL is s3://bucket/prefix, file:///directory or similar. Credentials come from the environment:
     AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION, AWS_ENDPOINT_URL.
     """
 

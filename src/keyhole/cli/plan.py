@@ -224,12 +224,12 @@ def _whole(name: str, about: str, *, required: bool = False) -> Callable[[_Comma
 
 
 @click.command()
-@_whole("--num-keys", "Slices there are, such as words of a vocabulary: K.", required=True)
-@_whole("--keys-per-client", "Slices that a client asks for at most: m.", required=True)
-@_whole("--slice-bytes", "Of one slice.", required=True)
-@_whole("--cohort", "Clients of a round.", required=True)
-@_whole("--distinct", "Different keys of the cohort.  [default: as many as there can be]")
-@_whole("--broadcast-bytes", "What everyone receives beside slices.  [default: 0]")
+@_whole("--num-keys", "K: slices there are, such as words of a vocabulary.", required=True)
+@_whole("--keys-per-client", "m: max slices per client.", required=True)
+@_whole("--slice-bytes", "Bytes of one slice.", required=True)
+@_whole("--cohort", "Clients per round.", required=True)
+@_whole("--distinct", "Different keys of the cohort.  [default: the max possible]")
+@_whole("--broadcast-bytes", "Bytes that everyone receives beside slices.  [default: 0]")
 @click.option(
     "--trust",
     type=click.Choice(get_args(Trust)),
@@ -252,11 +252,11 @@ def _whole(name: str, about: str, *, required: bool = False) -> Callable[[_Comma
 @click.option(
     "--round-seconds",
     type=_ABOVE,
-    help="Count the servers instead, if the devices of a round come spread over so long.",
+    help="Count the servers instead, for rounds whose devices arrive over this many seconds.",
 )
-@click.option("--cores", type=click.IntRange(1), help="Of a server.  [default: 32]")
-@click.option("--gbit", type=_ABOVE, help="Of its line, a second.  [default: 25]")
-@click.option("--memory-gb", type=_ABOVE, help="Of a server.  [default: 512]")
+@click.option("--cores", type=click.IntRange(1), help="Cores of a server.  [default: 32]")
+@click.option("--gbit", type=_ABOVE, help="Gbit/s of its network.  [default: 25]")
+@click.option("--memory-gb", type=_ABOVE, help="Memory of a server.  [default: 512]")
 @click.option(
     "--busy",
     type=NumberRange(0, 1, min_open=True),
@@ -278,11 +278,11 @@ def plan(
     as_json: bool,
     **servers: Any,
 ) -> None:
-    """Price every way of delivering slices, and name the best.
+    """Price every delivery of slices, and name the best.
 
-    From public numbers alone: bytes of a client are exact, seconds are estimates for one core. The
-    best way for a requirement sends the fewest bytes; a private way that sends more than the whole
-    model never is, since broadcast hides everything for less.
+    Prices follow from public numbers alone: bytes per client are exact, seconds are estimates for
+    one core. The best delivery for a requirement sends the fewest bytes. A private one that sends
+    more than the whole model is never the best: broadcast hides everything for less.
 
     With --round-seconds it says how many servers the round takes, of deliveries and of sums, and
     which of their resources runs out first; docs/deploy.md works from that.

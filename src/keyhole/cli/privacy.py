@@ -38,7 +38,7 @@ def privacy(
 
     Of each population, what its sums cost a client that is in every one of them; of each device,
     what its own sums cost, in all populations together. Sums are composed as Gaussians; nothing is
-    gained by sampling, since who keeps a ledger sees who takes part.
+    gained by sampling, since the keeper of a ledger sees who takes part.
     """
     from keyhole.aggregation.privacy.ledger import default_ledger, describe, read_ledger, totals_of
 

@@ -25,10 +25,8 @@ if TYPE_CHECKING:
 @click.argument("directory", type=DIRECTORY)
 @data_option
 @coding_option
-@click.option(
-    "--segment-mb", type=click.IntRange(1), default=64, help="Most megabytes in one file."
-)
-@click.option("--threads", type=click.IntRange(1), default=2, help="That share the work.")
+@click.option("--segment-mb", type=click.IntRange(1), default=64, help="Max megabytes per file.")
+@click.option("--threads", type=click.IntRange(1), default=2, help="Threads that share the work.")
 @signing_option
 @json_option
 def publish(

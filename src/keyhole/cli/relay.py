@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     "--gateway-ca", type=EXISTING_FILE, help="Authorities to trust there, instead of the system's."
 )
 @click.option(
-    "--token-file", type=EXISTING_FILE, help="The relay's own token, where reading takes one."
+    "--token-file",
+    type=EXISTING_FILE,
+    help="The relay's own token, if the service wants one for reads.",
 )
 @click.option(
     "--token-key",
@@ -45,25 +47,25 @@ if TYPE_CHECKING:
     "--mix-ms",
     default=200,
     type=click.IntRange(0, 60_000),
-    help="Requests wait so long for those of other devices.",
+    help="Milliseconds that requests wait for those of other devices.",
 )
 @click.option(
     "--mix-count",
     default=64,
     type=click.IntRange(1),
-    help="They go at once when this many devices wait.",
+    help="Forward at once when requests of this many devices wait.",
 )
 @click.option(
     "--mix-min",
     default=8,
     type=click.IntRange(1),
-    help="Requests of fewer different devices never go: they are told to come back.",
+    help="Never forward requests of fewer devices: these are told to come back.",
 )
 @click.option(
     "--mix-longest",
     default=10.0,
     type=NumberRange(0, 60, min_open=True),
-    help="Seconds after which those that found too few others are told so.",
+    help="Seconds after which requests that found too few others are sent back.",
 )
 @click.option(
     "--batch",
@@ -74,7 +76,7 @@ if TYPE_CHECKING:
 @click.option(
     "--rate-per-address",
     type=NumberRange(0, min_open=True),
-    help="Bodies a second that one address may send; not limited by default.",
+    help="Requests per second that one address may send.",
 )
 def relay(**options: Any) -> None:
     """Carry sealed requests from devices to a slice service until interrupted.

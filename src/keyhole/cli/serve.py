@@ -165,9 +165,11 @@ def _pair(text: str) -> tuple[str, int]:
     "--max-keys",
     default=65_536,
     type=click.IntRange(1, 2**31),
-    help="Keys that one query may name.",
+    help="Max keys per query.",
 )
-@click.option("--max-body-mb", default=64, type=click.IntRange(1, 4096), help="Size of an update.")
+@click.option(
+    "--max-body-mb", default=64, type=click.IntRange(1, 4096), help="Max size of an update."
+)
 @click.option(
     "--spread",
     default=0.0,
@@ -193,7 +195,7 @@ def _pair(text: str) -> tuple[str, int]:
     "--memory-mb",
     default=1024,
     type=click.IntRange(1),
-    help="With --on-demand: for slices that are kept.",
+    help="With --on-demand: memory for slices that are kept.",
 )
 @click.option(
     "--pir",
@@ -211,7 +213,8 @@ def _pair(text: str) -> tuple[str, int]:
 @click.option(
     "--pir-memory-mb",
     type=click.IntRange(1),
-    help="With --pir: for the tables of the two newest rounds; 4096 unless told.",
+    show_default=str(_MEMORY_MB),
+    help="With --pir: memory for the tables of the two newest rounds.",
 )
 @click.option(
     "--admission",
@@ -220,7 +223,9 @@ def _pair(text: str) -> tuple[str, int]:
     "rounds, has signed a token for.",
 )
 @click.option(
-    "--admission-ca", type=EXISTING_FILE, help="Authorities to trust there, not the system's."
+    "--admission-ca",
+    type=EXISTING_FILE,
+    help="Authorities to trust there, instead of the system's.",
 )
 @click.option(
     "--open-queries",
@@ -231,7 +236,7 @@ def _pair(text: str) -> tuple[str, int]:
     "--queries-per-token",
     default=64,
     type=click.IntRange(1),
-    help="With --pir: private queries of one token of a round, and as many again in an hour.",
+    help="With --pir: private queries per token of a round; used ones come back within an hour.",
 )
 @click.option(
     "--cpu-per-address",

@@ -71,6 +71,8 @@ _NAMES = {
 _SHOWN = {
     "delivery": "on-demand; broadcast where clients take every key",
     "server.optimizer": "the algorithm's",
+    "aggregation.trim": "0.2 with trimmed-mean",
+    "aggregation.untouched": "left-out",
 }
 _FIELDS = {field.flag: field for field in spec_fields(RunSpec) if field.flag}
 
@@ -256,7 +258,7 @@ def _read_file(path: Path | None) -> dict[str, Any]:
     if told.get("version", VERSION) != VERSION:
         raise InputError(
             f"--spec {path} is of another version: got version {told['version']}; expected "
-            f"{VERSION}; use the version of keyhole that wrote it, or write it anew"
+            f"{VERSION}; use the version of keyhole that wrote it, or write it again"
         )
     return dict(told)
 

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     help="small: minutes on two cores; paper: the paper's settings, for its full data.",
 )
 @data_option
-@click.option("--rounds", type=click.IntRange(1), help="In place of the scale's.")
-@click.option("--trials", type=click.IntRange(1, 1000), help="In place of the scale's.")
-@click.option("--cohort", type=click.IntRange(1), help="In place of the scale's.")
+@click.option("--rounds", type=click.IntRange(1), help="Rounds, instead of the scale's.")
+@click.option("--trials", type=click.IntRange(1, 1000), help="Trials, instead of the scale's.")
+@click.option("--cohort", type=click.IntRange(1), help="Clients per round, instead of the scale's.")
 @seed_option
 @out_option("keyhole-runs", "Where runs are kept; sweeps that share an arm share its runs.")
 @click.option("--keep-state", is_flag=True, help="Keep the models of finished runs on disk.")

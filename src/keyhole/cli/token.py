@@ -24,7 +24,7 @@ def token() -> None:
     """Make signing keys, and tokens with which devices check in."""
 
 
-@token.command("new-key")
+@token.command("new-key", short_help="Write a new key that signs tokens.")
 @click.argument("file", type=click.Path(path_type=Path))
 def new_key(file: Path) -> None:
     """Write a new signing key to FILE, which must not exist and only its owner can read.
@@ -36,7 +36,7 @@ def new_key(file: Path) -> None:
     _write_new(file, f"{make_key()}\n".encode("ascii"))
 
 
-@token.command("gateway-key")
+@token.command("gateway-key", short_help="Write a new key of a gateway.")
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option(
     "--number",
@@ -55,7 +55,7 @@ def gateway_key(file: Path, number: int) -> None:
     _write_new(file, encode_gateway_key(GatewayKey.fresh(number)).encode("ascii"))
 
 
-@token.command("signing-key")
+@token.command("signing-key", short_help="Write a new key of a trainer, and its public half.")
 @click.argument("file", type=click.Path(path_type=Path))
 @click.argument("public_file", metavar="PUBLIC", type=click.Path(path_type=Path))
 def signing_key(file: Path, public_file: Path) -> None:
@@ -72,7 +72,7 @@ def signing_key(file: Path, public_file: Path) -> None:
     _write_new(public_file, key.public.encode().encode("ascii"), mode=0o644)
 
 
-@token.command("aggregator-key")
+@token.command("aggregator-key", short_help="Write the key for tokens of an aggregator.")
 @click.argument("key_file", metavar="KEYFILE", type=EXISTING_FILE)
 @click.argument("party", type=click.IntRange(0, 1))
 @click.argument("file", type=click.Path(path_type=Path))
@@ -89,7 +89,7 @@ def aggregator_key(key_file: Path, party: int, file: Path) -> None:
     _write_new(file, "".join(f"{key.hex()}\n" for key in ring.keys).encode("ascii"))
 
 
-@token.command("gateway-config")
+@token.command("gateway-config", short_help="Write the public half of a gateway's keys.")
 @click.argument(
     "key_file",
     metavar="KEYFILE",
@@ -129,7 +129,7 @@ def _write_new(file: Path, content: bytes, mode: int = 0o600) -> None:
             raise
 
 
-@token.command()
+@token.command(short_help="Print a token for a device.")
 @click.option("--key", required=True, type=EXISTING_FILE, help="File of signing keys.")
 @click.option("--device", required=True, help="Name of the device.")
 @click.option(
@@ -144,9 +144,9 @@ def _write_new(file: Path, content: bytes, mode: int = 0o600) -> None:
     type=NumberRange(0, 3650, min_open=True),
     help="How long the token is good.",
 )
-@click.option("--max-keys", type=click.IntRange(1), help="Keys that one query may name.")
+@click.option("--max-keys", type=click.IntRange(1), help="Max keys per query.")
 def issue(key: Path, device: str, days: float, **options: Any) -> None:
-    """Print a token with which a device checks in, or shows to an aggregator or a relay.
+    """Print a token that a device shows to a slice service, an aggregator or a relay.
 
     Its id goes to standard error: keep it beside the name of the device, to revoke the token.
     """
@@ -158,7 +158,7 @@ def issue(key: Path, device: str, days: float, **options: Any) -> None:
     click.echo(f"id {claims_in(made)['id']}", err=True)
 
 
-@token.command()
+@token.command(short_help="Print what a token says.")
 @click.argument("file", type=EXISTING_FILE)
 def show(file: Path) -> None:
     """Print what the token in FILE says: its id, whom and what it is for, until when.
@@ -174,13 +174,13 @@ def show(file: Path) -> None:
     click.echo(json.dumps(told, indent=1))
 
 
-@token.command()
+@token.command(short_help="Revoke tokens: add their ids to a deny list.")
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @click.argument("ids", metavar="ID...", nargs=-1, required=True)
 def deny(file: Path, ids: tuple[str, ...]) -> None:
-    """Add ids of tokens to the deny list FILE; services with --deny FILE refuse them in a second.
+    """Add ids of tokens to the deny list FILE; services with --deny FILE refuse them.
 
-    Round tokens that devices got by them are refused as well. The list is replaced at once.
+    Services notice within a second. Round tokens that devices got by them are refused as well.
     """
     from keyhole.files import replacing, write_all
     from keyhole.service.access import TOKEN_ID

@@ -204,7 +204,7 @@ class Framing:
         if found != wanted:
             raise StaleError(
                 f"{self.what} under other facts: got another round, or other params; expected the "
-                "round and params of this one; fetch the params anew, and begin again"
+                "round and params of this one; fetch the params again, and begin again"
             )
 
     def check_length(self, data: Body, length: int) -> None:

@@ -2,7 +2,7 @@
 
 `Prg` is AES-128 in counter mode under a seed of the operating system: full width and uniform.
 `FixedKeyAes` is the extendable-output function XofFixedKeyAes128 of the VDAF draft (CFRG), for
-trees of seeds: one AES key for many seeds, derived anew for every request, so that an attacker who
+trees of seeds: one AES key for many seeds, derived again for every request, so that an attacker who
 sees many requests cannot work on all of them at once. It stands on AES being a circular
 correlation-robust hash. The draft derives that key with TurboSHAKE128; ours is BLAKE2b
 (`fixed_key`), so that outputs are the draft's for the same AES key, not for the same nonce.

@@ -55,7 +55,7 @@ def find_source(path: Path) -> Source:
 
 
 VERSION = 1
-"""Of the layout of the files; another version is imported anew."""
+"""Of the layout of the files; another version is imported again."""
 
 _AGAIN = "import the source again: keyhole data import"
 _PIECE = 1 << 20  # bytes read at a time for a checksum

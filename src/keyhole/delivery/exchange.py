@@ -4,7 +4,7 @@
 rows, and links, which carry messages to the parties: function calls in process, POSTs on a
 device. No reply is opened before everything has been asked: a client that cannot read one of them
 stops, and must not show of which table. No message is sent twice: after a failure all keys are
-asked for anew, with fresh secrets. What is asked again shows which reply could not be read, and
+asked for again, with fresh secrets. What is asked again shows which reply could not be read, and
 never what was in it: that a row is wrong makes nobody ask again, nor fail (`Retrieved.checked`).
 
 `deliver_privately` runs it for a cohort. Every slice of every cut part is made before the round;
@@ -346,7 +346,7 @@ class Mixed:
         if len(answers) != len(self.requests):
             raise ServiceError(
                 f"the gateway leaves requests without an answer: got {len(answers)} answers; "
-                f"expected {len(self.requests)}; ask anew; check that both sides are of one version"
+                f"expected {len(self.requests)}; ask again; check that both sides have one version"
             )
         by_place = dict(zip(self.places, answers, strict=True))
         found = iter(by_place[place] for place in range(len(answers)))

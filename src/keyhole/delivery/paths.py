@@ -11,8 +11,8 @@ alone:
     top       128     78     98    122   KB, once a round
 
 A row is right if it and its path lead to the node of the top above its key. Then it is the row of
-that key under the root, unless somebody finds a collision of BLAKE3, whoever answered and whatever
-they guessed. What is wrong is for the client alone to know: see `Retrieved`.
+that key under the root, unless somebody finds a collision of BLAKE3, no matter who answered and
+what they guessed. What is wrong is for the client alone to know: see `Retrieved`.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ class Top:
         if not is_right or len(data) != nodes.size:
             raise StaleError(
                 f"the top of a table is not that of its root: got {len(data)} bytes; expected "
-                f"{top_bytes(num_keys)} bytes that lead to the root of the round; fetch it anew; a "
-                "server lies or is damaged"
+                f"{top_bytes(num_keys)} bytes that lead to the root of the round; fetch it "
+                "again; a server lies or is damaged"
             )
         return Top(shape, nodes.reshape(-1, HASH_BYTES))
 

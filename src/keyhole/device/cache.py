@@ -133,7 +133,7 @@ class SliceCache:
                     with storage_errors(path, "remove"):
                         path.unlink(missing_ok=True)
             for name, kept in self._tables.items():
-                # That a record was used once more is not worth a write: it waits for the next one.
+                # That a record was used again is not worth a write: it waits for the next one.
                 if name not in before or kept.records is not before[name].records:
                     self._save(name, kept)
 

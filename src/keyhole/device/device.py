@@ -120,7 +120,7 @@ class Device:
         token: of this device, from the operator.
         ca: PEM file of the authorities to trust; None trusts those of the system.
         certificate: to show, where the service asks for mutual TLS.
-        cache: slices of earlier rounds; None fetches everything anew.
+        cache: slices of earlier rounds; None fetches everything again.
         retry: how often to try again.
         timeouts: when a silent service counts as away.
         max_keys: in one query; more are asked for in several.

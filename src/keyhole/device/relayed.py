@@ -171,8 +171,8 @@ class RelayedFetch:
 
 class _Asking:
     """The client of a round and its link to the relay, as `retrieve` uses them. What is asked again
-    is sealed anew, all of it and with the same padding, so that repetition does not tell which keys
-    are wanted."""
+    is sealed again, all of it and with the same padding, so that repetition does not tell which
+    keys are wanted."""
 
     def __init__(
         self,

@@ -10,7 +10,7 @@ given the same round only the trainer's signature says: a device that does not p
 part, unless its operator would rather trust the service.
 
 What goes to each aggregator is sealed to its key, which the operator names with its address: TLS
-may end at a load balancer, and whoever runs those of both would read the update.
+may end at a load balancer, and one who runs both balancers would read the update.
 
 Hidden from each aggregator: keys and numbers of the update, if the two do not work together.
 Hidden from what stands before the aggregators: the same, without that. Hidden from the trainer: all

@@ -154,7 +154,7 @@ def take_part_in(device: Device, told: Assignment, participant: Participant) -> 
 def _take(device: Device, told: Assignment, participant: Participant, send: Send) -> Taken:
     _refuse_late(device, told)
     known = device.known(told)
-    if participant.send is Device.send:  # before keys are named and a client trains in vain
+    if participant.send is Device.send:  # before keys are named and a client trains for nothing
         refuse_clear(known.manifest.settings)
     if SUM_SETTING in known.manifest.settings:
         device.refuse_unpinned()
@@ -289,7 +289,7 @@ def _in_time(send: Send) -> Send:
 
 
 def _refuse_late(device: Device, told: Assignment) -> None:
-    """Asking costs little; slices and updates that are in vain cost much."""
+    """Asking costs little; slices and updates that nobody uses cost much."""
     now = device.current()
     if now.number < told.number:
         return  # from a replica that does not know of the round yet: no reason to give up

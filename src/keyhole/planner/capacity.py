@@ -42,7 +42,7 @@ class Fleet:
         seconds: over which the devices of a round come, `--spread` of the service.
         gbit: of its line, gigabits a second in each direction.
         busy: share of the time that a resource is planned to be in use.
-        new_connections: whether every device connects anew, with TLS.
+        new_connections: whether every device opens a new connection, with TLS.
     """
 
     seconds: float
@@ -165,7 +165,7 @@ def sum_needs(
     """Returns what each party needs that takes updates in and adds them up, as fast as they come.
 
     In the clear those are the coordinator, which stores them, and the trainer, one process that
-    reads its files. Devices connect anew for their update: they have trained meanwhile.
+    reads its files. Devices open a new connection for their update: they have trained meanwhile.
     """
     speeds, sent = speeds or ServiceSpeeds(), need.cohort * price.bytes_up
     connections = need.cohort * fleet.new_connections

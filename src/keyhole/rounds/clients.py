@@ -47,7 +47,7 @@ class ClientUpdate:
         proximal: mu, 0 or more; 0 is FedAvg.
         clip_norm: the gradient is scaled down to this Euclidean norm over all parameters where it
             is longer; infinity never scales.
-        max_examples: a client with more trains on this many, drawn anew each time.
+        max_examples: a client with more trains on this many, drawn again each time.
 
     Raises:
         InputError: a value is outside its range.

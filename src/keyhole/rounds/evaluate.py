@@ -105,7 +105,7 @@ def predictor(
 
 
 def _rows(examples: Batch, start: int, batch_size: int) -> Batch:
-    """`batch_size` rows from `start` on; beyond the last, the last once more."""
+    """`batch_size` rows from `start` on; beyond the last, the last is repeated."""
     count = min(map(len, examples.values()))
     at = np.minimum(np.arange(start, start + batch_size), count - 1)
     return {name: np.asarray(array)[at] for name, array in examples.items()}

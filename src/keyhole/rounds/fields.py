@@ -141,7 +141,7 @@ def convert(kind: type[_R], told: Mapping[str, Any], what: str) -> _R:
         got = version or "unknown" if is_number else f"{version!r}, a {type(version).__name__}"
         raise InputError(
             f"{what} is of another version: got version {got}; expected {VERSION}; use the version "
-            "of keyhole that wrote it, or start the run anew"
+            "of keyhole that wrote it, or start a new run"
         )
     try:
         return msgspec.convert(told, kind, dec_hook=_decode)

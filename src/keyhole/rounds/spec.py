@@ -180,7 +180,7 @@ class AsyncSpec(Record, frozen=True, kw_only=True):
     max_staleness: Annotated[
         _CountOrNone,
         _said(
-            "With --concurrency: leave out updates that are more server steps old.",
+            "With --concurrency: leave out updates that are more than N server steps old.",
             "--max-staleness",
         ),
     ] = 20

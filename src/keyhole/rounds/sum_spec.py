@@ -83,23 +83,23 @@ class AggregationSpec(Record, frozen=True, kw_only=True):
     trim: Annotated[
         Annotated[float, Meta(ge=0, lt=0.5)] | None,
         said(
-            "Trimmed mean: share of the values of a number that is left out at each end, rounded "
-            "up; 0.2 unless told.",
+            "Trimmed mean: share of the values of each coordinate that is left out at each end, "
+            "rounded up.",
             "--trim",
         ),
     ] = None
     untouched: Annotated[
         Literal["left-out", "zeros"] | None,
         said(
-            "Trimmed mean and median: what clients count as that did not choose a key, nobody or "
-            "zeros; left-out unless told. With zeros, keys that few choose do not move.",
+            "Trimmed mean and median: leave out clients that did not choose a key, or count them "
+            "as zeros. With zeros, keys that few clients choose do not move.",
             "--untouched",
         ),
     ] = None
     norm_alarm: Annotated[
         Annotated[float, Meta(ge=1)] | None,
         said(
-            "Say, and count in records, how many updates in the clear are longer than so many "
+            "Report, and count in records, how many updates in the clear are longer than X "
             "times the median norm; nothing else changes.",
             "--norm-alarm",
         ),

@@ -1,6 +1,6 @@
 """Spreads client training over worker processes, with the bytes of a single process.
 
-Workers are started anew (not forked), build the population themselves from a factory, and receive
+Workers are spawned, not forked, build the population themselves from a factory, and receive
 one job at a time. A worker that dies is replaced, and its job is done again by another.
 
 XLA sums in another order where it splits a product over threads. What runs in parallel here is

@@ -85,7 +85,7 @@ class InputBound:
     def __post_init__(self) -> None:
         if not self.max_norm > 0 or self.above not in ("refuse", "clip"):
             raise InputError(
-                f"a bound on updates that cannot be: got max norm {self.max_norm}, above it "
+                f"the bound on updates is invalid: got max norm {self.max_norm}, above it "
                 f"{self.above!r}; expected a norm above 0, and refuse or clip; take a few times "
                 "the median norm of an update"
             )

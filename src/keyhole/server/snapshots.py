@@ -72,7 +72,7 @@ class RemoteTable(Protocol):
         ...
 
     def refill(self, described: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> Fill:
-        """Begins anew with what was dumped, of which the pieces are to follow; raises ValueError
+        """Starts over with what was dumped, of which the pieces are to follow; raises ValueError
         where it does not fit this table."""
         ...
 

@@ -211,7 +211,7 @@ class ServerState:
 
 
 def _plain(array: Array) -> Array:
-    """The array if kernels take it as it is; read-only ones would be compiled for once more."""
+    """The array if kernels take it as it is; read-only ones would need a second compilation."""
     return array if array.flags.carray else np.array(array, order="C")
 
 

@@ -142,7 +142,7 @@ def _is_locked(descriptor: int, path: Path, kind: int) -> bool:
         found = path.stat()
     except (BlockingIOError, FileNotFoundError):
         return False
-    # Between opening and locking, the round may have been taken away, or published anew.
+    # Between opening and locking, the round may have been taken away, or published again.
     return os.path.samestat(found, os.fstat(descriptor))
 
 

@@ -51,7 +51,7 @@ _LOG = logging.getLogger("keyhole.service")
 
 
 class PeerLine:
-    """Asks the other aggregator, by a token that both have the key of, made anew for each request.
+    """Asks the other aggregator, by a token that both have the key of, made again for each request.
 
     `client` should try once, since anyone who asks comes back; `clock` is in unix seconds.
     """

@@ -66,7 +66,7 @@ class Summons(Protocol):
         ...
 
     def over(self) -> None:
-        """The round has closed: whatever is under way for it is in vain, unless it trails."""
+        """The round has closed: what is under way for it no longer counts, unless it trails."""
         ...
 
     def incidents(self) -> list[str]:

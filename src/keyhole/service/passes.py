@@ -129,7 +129,7 @@ def _told(error: BaseException) -> Exception:
         return error
     told = KeyholeError(
         f"a pass over the table broke off: got {type(error).__name__}; expected passes that end; "
-        "ask anew; the operator finds more in the log"
+        "ask again; the operator finds more in the log"
     )
     told.__cause__ = error
     return told

@@ -101,7 +101,7 @@ class _Ways:
         return ways
 
     def changed(self, base: BaseTable) -> KeyArray:
-        """The keys whose leaves are made anew, ascending."""
+        """The keys whose leaves are made again, ascending."""
         found = {place: np.arange(first, first + n) for place, (first, n) in self.whole.items()}
         found |= {place: base.changed_in(span) for place, span in self.patched.items()}
         none = np.empty(0, np.int64)

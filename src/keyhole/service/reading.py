@@ -251,7 +251,7 @@ class RoundsDirectory:
     on the disk, besides the two rounds that are kept and the one that is spare. Rounds are looked
     at when `current` or `hold` is called, as probes of a service do.
 
-    A round that was published again is opened anew. Holders of the old one finish with it.
+    A round that was published again is opened again. Holders of the old one finish with it.
 
     Args:
         linger: seconds that an older round stays open without being used; a damaged one is looked

@@ -49,7 +49,7 @@ from keyhole.service.routes import (
 from keyhole.wire.http import HttpClient
 from keyhole.wire.private import GATEWAY_PATH, KEYS_PATH, RELAY_KEYS_PATH, RELAY_PATH
 
-_RESTED = 5.0  # seconds after which a connection is made anew: the gateway may have closed it
+_RESTED = 5.0  # seconds after which a connection is made again: the gateway may have closed it
 _LOOK_EVERY = 0.05  # seconds between looks at whether enough devices have come
 _KNOWN_FOR = 5.0  # seconds for which a key configuration is passed on without asking again
 
@@ -74,7 +74,7 @@ class Mix:
         is_timed = 0 <= self.seconds <= 60 and 0 < self.longest <= 60
         if not is_timed or not 1 <= self.least <= self.clients or self.requests < 1:
             raise InputError(
-                f"a mix that cannot be: got {self.seconds:g} s, {self.least} to {self.clients} "
+                f"the mix is invalid: got {self.seconds:g} s, {self.least} to {self.clients} "
                 f"clients, {self.requests} requests; expected 0..60 s, 1 or more clients and "
                 "requests, and a least number of clients that is not above the other; choose other "
                 "numbers"
@@ -106,7 +106,7 @@ class Mixer:
     async def ask(self, requests: Sequence[bytes], name: str | None = None) -> list[bytes]:
         """Returns the answers to one client's requests, one or more of one length.
 
-        `name` is that of its device, which counts once however often it asks; None counts anew.
+        `name` is that of its device, which counts once however often it asks; None counts again.
 
         Raises BusyError where too few different devices have come.
         """
@@ -146,7 +146,7 @@ class Mixer:
             # It is each client's to see, and not the loop's, unless it ends the loop.
             broken_off = ServiceError(
                 "the relay broke off: got no answer of the gateway; expected an answer to each "
-                "request; ask anew"
+                "request; ask again"
             )
             for _, turn in pool.waiting:
                 if not turn.done():

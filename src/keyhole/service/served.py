@@ -113,7 +113,7 @@ class Streamed:
     _at_work: dict[int, _AtWork] = field(default_factory=dict, repr=False)  # as they began
     _versions: dict[str, _Version] = field(default_factory=dict, repr=False)
     _heard: dict[int, _End] = field(default_factory=dict, repr=False)  # from the summons
-    _again: list[int] = field(default_factory=list, repr=False)  # to be told once more
+    _again: list[int] = field(default_factory=list, repr=False)  # to be told again
 
     def next(
         self, t: int, state: ServerState, parts: RunParts
@@ -151,7 +151,7 @@ class Streamed:
 
     def load(self, data: bytes) -> None:
         """Goes on from what `dump` returned: those at work are told again, and given their time
-        anew.
+        again.
         """
         try:
             found = json.loads(data)

@@ -189,7 +189,7 @@ class UpdateSpool:
                 shutil.rmtree(old, ignore_errors=True)
 
     def begin(self, round_id: str) -> None:
-        """Takes uploads of a round that was removed before: a run that starts anew meets it."""
+        """Takes uploads of a round that was removed before: a run that starts over meets it."""
         folder = self._folder(round_id)
         if (folder / _REMOVED).exists():
             shutil.rmtree(folder, ignore_errors=True)

@@ -234,7 +234,7 @@ class SumFiles:
         with replacing(mark, secret=True) as descriptor:
             write_all(descriptor, [round_id.encode("ascii")])
         self.write(round_id, "opening", [opening])
-        return True  # a process that dies before has a mark and no sum: it is opened anew
+        return True  # a process that dies before has a mark and no sum: it is opened again
 
     def write(self, round_id: str, name: str, content: Sequence[Buffer]) -> None:
         """Keeps a file; it is on the disk when this returns."""
@@ -292,7 +292,7 @@ def _no_sum() -> NotFoundError:
 def _taken(wrong: str) -> ConflictError:
     return ConflictError(
         f"{wrong}: got another opening; expected the same bytes again; name each sum once: a run "
-        "that starts anew takes a fresh salt"
+        "that starts over takes a fresh salt"
     )
 
 

@@ -317,7 +317,7 @@ def run(
     with listener, bind(shown) as page:
         urls = url_of(listener, listen), url_of(page, shown) + "/metrics"
 
-        def stop() -> None:  # as workers do: what waits there would wait in vain
+        def stop() -> None:  # as workers do: what waits there would never be answered
             listener.close()
             page.close()
 

@@ -79,7 +79,7 @@ def refusal_of(status: int, body: bytes | memoryview) -> KeyholeError:
         return ProtocolError(
             "the service refuses a private message: got one that is damaged, stale, used before or "
             "for another server (it does not say); expected messages as docs/wire.md describes "
-            "them; ask anew; if it recurs, check that all servers have the same round"
+            "them; ask again; if it recurs, check that all servers have the same round"
         )
     try:
         facts = msgspec.json.decode(body, type=_Shape).error
@@ -201,7 +201,7 @@ class HttpClient:
         """GETs something; a body that was cut goes on where it ended.
 
         Args:
-            check: raises DamageError on a body that is not right; it is fetched anew.
+            check: raises DamageError on a body that is not right; it is fetched again.
         """
         attempts, part = self.attempts(f"GET {path}"), PartialBody()
         while True:

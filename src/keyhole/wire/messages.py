@@ -141,7 +141,7 @@ def sent_mask(is_sent: NDArray[np.bool_]) -> bytes:
 def max_answer_bytes(
     asks: Sequence[Ask], record_bytes: Mapping[int, int], nodes: Sequence[int]
 ) -> int:
-    """The length of the longest answer: proofs of so many nodes, bits before records, and all
+    """The length of the longest answer: proofs of this many nodes, bits before records, and all
     records."""
     return HASH_BYTES * sum(nodes) + sum(
         len(ask.keys) * record_bytes[ask.table] + _mask_bytes(ask) for ask in asks

@@ -54,7 +54,7 @@ def take_rows(table, cells, rows):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True)
 def read_keys(heads, cells, key_words, word_bits, num_keys, max_clients):  # type: ignore[no-untyped-def]
-    """The key that each of cells would hold if it held one alone; -1 where that cannot be.
+    """The key that each of cells would hold if it held one alone; -1 where no key fits.
 
     A cell of one key holds the key times its count, word by word. No division takes place where the
     count is not between 1 and the number of clients.

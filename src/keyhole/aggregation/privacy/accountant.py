@@ -371,7 +371,7 @@ class Accountant:
         is_noisy = noise_multiplier >= made_for.noise_multiplier or isclose(
             noise_multiplier, made_for.noise_multiplier, rel_tol=1e-9
         )
-        # A Poisson cohort may be larger than expected, and a client counts whoever else is there;
+        # A Poisson cohort may be larger than expected, and a client counts regardless of others;
         # no other may.
         is_small = sampling in ("poisson", "participation") or arrived <= cohort
         if not (is_known and is_noisy and is_small):

@@ -205,7 +205,7 @@ def _check(values: Array, strategy: Strategy, round_index: int, sd: float) -> No
     if not 0 <= sd < inf:
         raise InputError(
             f"the standard deviation of the noise is out of range: got {sd}; expected 0 or more, "
-            "and finite; multiply noise multiplier and clipping norm anew"
+            "and finite; multiply noise multiplier and clipping norm again"
         )
     if values.dtype.kind != "f" and values.dtype not in (np.uint16, np.uint32):
         raise ShapeError(

@@ -170,7 +170,7 @@ def _check_sd(sd: float, limit: float) -> None:
         raise InputError(
             f"the standard deviation of the noise is out of range: got {sd:g}; "
             f"expected {allowed}; multiply noise multiplier, clipping norm and scale "
-            "anew"
+            "again"
         )
 
 

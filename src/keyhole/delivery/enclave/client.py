@@ -155,7 +155,7 @@ def ask(
     if evidence.config != params.digest:
         raise AttestationError(
             "an enclave that holds another table: got a digest of other params; expected the "
-            "digest of these params; fetch params and evidence anew, in one round"
+            "digest of these params; fetch params and evidence again, in one round"
         )
     found, places = distinct_keys(keys, params.num_keys, params.max_keys)
     return EnclaveQuery(
@@ -273,7 +273,7 @@ class EnclaveProcess:
                 raise ProtocolError(
                     "the enclave refuses a message: got a refusal, which does not tell why; "
                     "expected a fresh message under the params of its table; fetch params and "
-                    "evidence anew, and ask once with each nonce"
+                    "evidence again, and ask once with each nonce"
                 )
             if kind != wanted:
                 raise self._lost(None, within)
@@ -286,7 +286,7 @@ class EnclaveProcess:
             return self._gone()
         return ServiceError(
             f"the enclave program hangs: got no answer within {within} s; expected an answer; "
-            "start it anew, or give it more time with answer_within"
+            "start it again, or give it more time with answer_within"
         )
 
     def _end(self) -> None:

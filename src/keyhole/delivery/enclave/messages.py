@@ -305,7 +305,7 @@ def _check_head(head: bytes, kind: _Kind, params: EnclaveParams, nonce: bytes) -
     if is_of_kind and about != [params.round, params.digest]:
         raise StaleError(
             f"a sealed {kind} about other slices: got another round, or other params; expected the "
-            "round and params of this table; fetch params and evidence anew"
+            "round and params of this table; fetch params and evidence again"
         )
     raise _malformed(kind, "another head", f"a {kind} of version 1, with the nonce of its evidence")
 

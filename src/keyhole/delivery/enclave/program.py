@@ -206,7 +206,7 @@ class Inside:
         if len(table.nonces) >= _MAX_NONCES:
             raise TooManyError(
                 f"too many clients of one table: got {len(table.nonces)}; expected {_MAX_NONCES}; "
-                "load the table anew: it gets a new key"
+                "load the table again: it gets a new key"
             )
         table.nonces[nonce] = False
         public, config = table.private.public, table.params.digest
@@ -222,7 +222,7 @@ class Inside:
         if is_used is None:
             raise StaleError(
                 "a request without evidence before it: got an unknown nonce; expected the nonce "
-                "of evidence for this table; fetch evidence anew"
+                "of evidence for this table; fetch evidence again"
             )
         if is_used:
             raise _used()
@@ -245,7 +245,7 @@ class Inside:
 def _used() -> ReplayError:
     return ReplayError(
         "a request that was answered before: got a nonce that is used up; expected one request "
-        "for each nonce; draw a fresh nonce and ask for evidence anew"
+        "for each nonce; draw a fresh nonce and ask for evidence again"
     )
 
 

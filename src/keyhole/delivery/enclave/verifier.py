@@ -201,12 +201,12 @@ class Policy:
             raise AttestationError(
                 f"collateral that is too old, or not yet valid: got issued at {claims.oldest} and "
                 f"{claims.newest}; expected {self.collateral_from}..{until}; fetch collateral "
-                "anew, and check the clock"
+                "again, and check the clock"
             )
         if now > claims.expires:
             raise AttestationError(
                 f"collateral that has expired: got valid until {claims.expires}; expected {now} or "
-                "later; fetch collateral anew, and check the clock"
+                "later; fetch collateral again, and check the clock"
             )
 
 
@@ -356,7 +356,7 @@ def _read(evidence: Evidence, now: int, *, is_padded: bool) -> Claims:
         reason = str(error).splitlines()[0] if str(error) else "no reason given"
         raise AttestationError(
             f"a quote that cannot be verified: got {reason}; expected signatures up to Intel's "
-            "root, under collateral that holds now; fetch collateral anew and check the clock; "
+            "root, under collateral that holds now; fetch collateral again and check the clock; "
             "else do not talk to it"
         ) from error
     # Only what was verified is looked at: signed collateral, and the report as the library read it.
@@ -457,7 +457,7 @@ def _collateral(data: bytes) -> dict[str, Any]:
     except (ValueError, TypeError, RecursionError) as error:
         raise AttestationError(
             f"collateral that cannot be read: got {len(data)} bytes; expected a JSON object of "
-            f"{', '.join(_COLLATERAL)}; fetch collateral anew"
+            f"{', '.join(_COLLATERAL)}; fetch collateral again"
         ) from error
 
 

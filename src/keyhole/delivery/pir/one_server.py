@@ -18,7 +18,7 @@ its path to the root of the round, so none of them becomes a slice; and since a 
 what it does for a key without a place, the server does not learn whether such a column was asked
 for. Not covered: the time that a client's work takes.
 
-Cost: the hint must be fetched anew in every round, and each key takes a whole query, so this
+Cost: the hint must be fetched again in every round, and each key takes a whole query, so this
 competes with sending everything: see `LweShape.total_bytes`. One byte or more of a query is
 decoded wrongly with probability at most `LweShape.failure`, kept below 2^-40 by the layout; the
 path shows it.
@@ -185,12 +185,12 @@ def _read_hint(hint: bytes, params: PirParams, shape: LweShape) -> Words:
     if len(hint) != shape.hint_bytes or bytes(hint[: len(_MAGIC)]) != _MAGIC:
         raise MalformedError(
             f"this is no hint of such a table: got {len(hint)} bytes; expected {shape.hint_bytes} "
-            "bytes as docs/wire.md describes them; fetch the hint of these params anew"
+            "bytes as docs/wire.md describes them; fetch the hint of these params again"
         )
     if hint[len(_MAGIC) : HINT_HEAD_BYTES] != _digest(params, memoryview(hint)[HINT_HEAD_BYTES:]):
         raise StaleError(
             "a hint that the params do not cover: got a hint of other slices, or damaged; "
-            "expected the hint of this table; fetch the params and the hint anew"
+            "expected the hint of this table; fetch the params and the hint again"
         )
     words = np.frombuffer(hint, "<u4", offset=HINT_HEAD_BYTES).astype(np.uint32, copy=False)
     return np.require(words, requirements="A").reshape(-1, DIMENSION, shape.row_bytes)

@@ -210,7 +210,7 @@ class BlindQuery:
         if len(replies) != expected:
             raise MalformedError(
                 f"answers that make no sense: got {len(replies)} answers to {expected} requests; "
-                "expected one to each request; ask anew; check that both sides are of one version"
+                "expected one to each request; ask again; check that both sides are of one version"
             )
         exchanges = self._exchanges.take()
         opened = {

@@ -51,7 +51,7 @@ def make_client_app(participant_of: ParticipantOf) -> ClientApp:
     """Returns a ClientApp that takes part in rounds of federated select.
 
     Args:
-        participant_of: what a client does in a round; called anew for every round, since Flower
+        participant_of: what a client does in a round; called again for every round, since Flower
             starts a process for every message.
     """
     app = ClientApp()

@@ -2,7 +2,7 @@
 
 Tasks form a small graph: clients are trained in blocks, or in pieces of blocks that hand a sum from
 one to the next, and neighbouring sums are merged where they lie. A result lives on the node of the
-worker that made it, so losing a node may undo what was done: the board then asks for it once more.
+worker that made it, so losing a node may undo what was done: the board then asks for it again.
 
 Cuts decide who works, never what comes out: sums are made of the same blocks in the same pairs.
 
