@@ -94,7 +94,7 @@ def _check(name: str, value: int, minimum: int, limit: int, fix: str) -> None:
 
 @dataclass(frozen=True)
 class Speeds:
-    """Speeds of one core: bytes a second where nothing else is said.
+    """Speeds of one core: bytes per second where nothing else is said.
 
     Args:
         gather: copying slices of random keys.
@@ -178,7 +178,7 @@ class Speeds:
 
 @dataclass(frozen=True)
 class ServiceSpeeds:
-    """Of one core: seconds, or bytes a second.
+    """Of one core: seconds, or bytes per second.
 
     Args:
         request_seconds: for reading the head of a request and answering it, whatever it is about.
@@ -203,7 +203,7 @@ class ServiceSpeeds:
 
 @dataclass(frozen=True)
 class SumSpeeds:
-    """Of one core: seconds, or bytes a second.
+    """Of one core: seconds, or bytes per second.
 
     Args:
         masking: of vectors, to which a mask is added that is made from its seed.

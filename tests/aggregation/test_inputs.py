@@ -114,7 +114,7 @@ def test_a_refusal_tells_nothing_of_the_update(is_above, kind):
 
 @pytest.mark.parametrize("changes", [{"max_norm": 0.0}, {"max_norm": nan}, {"above": "ignore"}])
 def test_a_bound_that_cannot_be_is_refused(changes):
-    with pytest.raises(InputError, match="a bound on updates that cannot be"):
+    with pytest.raises(InputError, match="the bound on updates is invalid"):
         InputBound(**{"max_norm": 1.0, **changes})
 
 

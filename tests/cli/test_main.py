@@ -158,7 +158,7 @@ def test_the_demo_fits_80_columns_and_tells_its_progress_without_a_terminal(show
 
 def test_the_demo_ends_with_what_was_saved_and_a_command_that_exists(shown):
     *_, first, second, last = shown[0].stdout.splitlines()
-    assert re.match(r"saved: .* 5\d\d KB a round, not 3,201 \(8\d%", first), first
+    assert re.match(r"saved: .* 5\d\d KB per round, not 3,201 \(8\d%", first), first
     assert "no select: " in second
     name, verb, *args = last.removeprefix("try next: ").split()
     assert name == "keyhole"

@@ -59,7 +59,7 @@ def demo(rounds: int, seed: int, out: Path, as_json: bool) -> None:
         ]
         click.echo(json.dumps(described, indent=2))
         return
-    table = Table(title="Tag prediction on synthetic posts, 30 clients a round")
+    table = Table(title="Tag prediction on synthetic posts, 30 clients per round")
     for name in COLUMNS:
         table.add_column(name, justify="left" if name == COLUMNS[0] else "right")
     for row in rows:
@@ -141,7 +141,7 @@ def _saving(results: dict[str, Result]) -> str:
     """The sentence on what select saved: the second line of the table against the first."""
     whole, own = list(results.values())[:2]
     return (
-        f"saved: with all its own words a client moves {_kilobytes(own):,.0f} KB a round, not "
+        f"saved: with all its own words a client moves {_kilobytes(own):,.0f} KB per round, not "
         f"{_kilobytes(whole):,.0f} ({1 - _kilobytes(own) / _kilobytes(whole):.0%} less), and the "
         f"model reaches recall@5 {own.metrics[METRIC]:.1%} (no select: {whole.metrics[METRIC]:.1%})"
     )

@@ -87,7 +87,7 @@ def options_of(*each: Callable[[Command], Command]) -> Callable[[Command], Comma
 
 
 class NameOr(click.ParamType[str]):
-    """A name that is known, in any case, or "module:NAME" of one's own, where it is open to that.
+    """A name that is known, in any case, or "module:NAME" of your own, if it is open to that.
 
     `names` returns those that are known; it is asked when an option is read or shown.
     """

@@ -301,7 +301,7 @@ def plan(
 
         machine = measure()
     prices = price_all(need, machine)
-    if delivery is not None and ":" in delivery:  # one's own
+    if delivery is not None and ":" in delivery:  # your own
         prices = (*prices, price_of(delivery, need, machine))
     chosen = {asked: best(prices, need, asked) for asked in ([trust] if trust else TRUSTS)}
     if as_json:

@@ -242,7 +242,7 @@ def _pair(text: str) -> tuple[str, int]:
     "--cpu-per-address",
     default=0.5,
     type=NumberRange(0),
-    help="With --pir: CPU seconds a second that queries of one address may take, 0 for any; "
+    help="With --pir: CPU seconds per second that queries of one address may take, 0 for any; "
     "addresses of this machine, a proxy's, are not counted.",
 )
 @click.option(

@@ -45,7 +45,7 @@ class Prg:
 
     Args:
         seed: 16 bytes, used for this stream and nothing else. `Prg.fresh()` takes one from the
-            operating system; a seed of one's own is for tests and for what a protocol derives.
+            operating system; a seed of your own is for tests and for what a protocol derives.
 
     >>> Prg(bytes(16)).bytes(4).hex()  # AES-128 of zeros under a key of zeros
     '66e94bd4'

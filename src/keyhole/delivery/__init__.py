@@ -43,7 +43,7 @@ def delivery_names(
 
 
 def delivery_named(name: str) -> Delivery:
-    """Returns a delivery, one's own by "module:NAME" too; `for_run` gives it what a run says.
+    """Returns a delivery, your own by "module:NAME"; `for_run` gives it what a run says.
 
     Raises:
         InputError: there is no such delivery, or what is named is none.

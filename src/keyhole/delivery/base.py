@@ -394,7 +394,7 @@ class PublicTable:
             raise InputError(
                 f"params of a table that make no sense: got {self.num_keys} keys, {self.row_bytes} "
                 f"bytes, {self.max_keys} a query, names of {names} bytes; expected 1..2^40, no "
-                "more keys a query than there are, and names of 16, 32 and 32 bytes; check "
+                "more keys per query than there are, and names of 16, 32 and 32 bytes; check "
                 "num_keys, row_bytes and max_keys"
             )
 

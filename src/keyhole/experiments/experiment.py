@@ -173,7 +173,7 @@ class Experiment:
         return replace(named, server=own)
 
     def _own(self, path: str) -> Any:
-        """The part of one's own that a field names."""
+        """The part of your own that a field names."""
         return (
             self.parts[path] if path in self.parts else resolve(dict(self.spec.parts())[path].name)
         )
@@ -395,7 +395,7 @@ class Experiment:
         }
 
     def _metrics(self, split: str) -> Metrics:
-        """The task's metrics on a split, and those of one's own."""
+        """The task's metrics on a split, and your own."""
         usual, ref = self.task.metrics[split], self.spec.metrics
         if ref is None:
             return usual

@@ -132,14 +132,14 @@ def _refuse_dearer(name: str, is_private: bool, sent: int, whole: int) -> None:
     """
     if is_private and sent > whole:
         raise CostlyError(
-            f"{name} sends more than the whole model: got {sent:,} bytes a client; expected at "
+            f"{name} sends more than the whole model: got {sent:,} bytes per client; expected at "
             f"most {whole:,}, what broadcast sends; choose broadcast, another number of keys a "
             "client, or force it"
         )
 
 
 def break_even(num_keys: int, slice_bytes: int, name: str) -> int:
-    """Returns a number of keys a client up to which a delivery sends no more than broadcast, and
+    """Returns a number of keys per client up to which a delivery sends no more than broadcast, and
     from which on it sends more; 0 if it never saves.
 
     Found by bisection on exact bytes. They grow with every key, but for a few places: one who takes

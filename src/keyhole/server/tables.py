@@ -337,7 +337,7 @@ class DenseTable:
         _share(self.optimizer.step(self.slab, slots, rows, now), rows, threads)
 
     def touched_after(self, step: int) -> KeyArray:
-        """Implements `Table.touched_after`; one pass over 4 bytes a row."""
+        """Implements `Table.touched_after`; one pass over 4 bytes per row."""
         return np.flatnonzero(self.slab.last > step)
 
 

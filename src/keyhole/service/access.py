@@ -428,7 +428,7 @@ class Guards:
         if address and (wait := self._cpu.wait(address, now, cost=0.0)):
             raise too_many(
                 "private queries of one address",
-                f"{limits.cpu_per_address:g} CPU seconds a second",
+                f"{limits.cpu_per_address:g} CPU seconds per second",
                 wait,
             )
         name, room = f"address {address}", (limits.queries_at_once, limits.waiting)

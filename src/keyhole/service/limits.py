@@ -25,7 +25,7 @@ class Limits:
     waiting: int = 8192  # requests that wait for their turn; the next ones are told to come back
     # bytes of answers in memory over all connections, and as many of updates
     max_held: int = 1024 * _MIB
-    rate: float = 100.0  # requests a second of one device, known by its token
+    rate: float = 100.0  # requests per second of one device, known by its token
     # likewise of one address, where there are no tokens. Devices behind one gateway share an
     # address, so the default does not count
     rate_per_address: float = inf
@@ -48,7 +48,7 @@ class Limits:
     send_seconds: float = 30.0  # in which a reader must take `slowest` bytes for each
     idle_seconds: float = 15.0  # that a connection may rest between requests
     drain_seconds: float = 30.0  # that requests under way have left when the service stops
-    slowest: float = 4096.0  # bytes a second; slower clients are cut off
+    slowest: float = 4096.0  # bytes per second; slower clients are cut off
 
     def __post_init__(self) -> None:
         for limit in fields(self):
@@ -62,7 +62,7 @@ class Limits:
 class TokenBuckets:
     """One bucket for each of a bounded number of names; the one not seen for longest is forgotten.
 
-    A bucket fills with `rate` requests a second, up to `burst` seconds of it, and at `least` one;
+    A bucket fills with `rate` requests per second, up to `burst` seconds of it, and at `least` one;
     an infinite rate counts nothing.
 
     >>> buckets = TokenBuckets(rate=2.0, burst=0.5, limit=10)

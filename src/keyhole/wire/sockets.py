@@ -41,7 +41,7 @@ class Timeouts:
     # until the head of an answer is there, until its next bytes are, or until the next bytes
     # of what is sent are taken
     read: float = 60.0
-    # bytes a second of an answer, or of what is sent, from `read` seconds on
+    # bytes per second of an answer, or of what is sent, from `read` seconds on
     slowest: float = 1024.0
 
 

@@ -167,7 +167,7 @@ class SecAggClient:
     Args:
         settings: of the sum. The device checks them before it takes part: a threshold that is low
             makes a sum of few.
-        prg: where secrets come from; by default a fresh one. One of one's own is for tests.
+        prg: where secrets come from; by default a fresh one. Tests pass their own.
         rounds: what this device has taken part in, so that it does not do so twice.
     """
 

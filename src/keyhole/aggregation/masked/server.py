@@ -373,7 +373,7 @@ def run_secagg(
         vectors: (length,) ring elements of every place that takes part; others are lost from the
             start.
         late: clients whose vectors arrive after the survivors are settled: they are not added.
-        prg: where all secrets come from; by default fresh ones. One of one's own is for tests.
+        prg: where all secrets come from; by default fresh ones. Tests pass their own.
 
     >>> import numpy as np
     >>> settings = SecAggParams(bytes(16), cohort=4, length=2)

@@ -160,7 +160,7 @@ class SparseParams:
 def _bad_sparse(got: str) -> InputError:
     return InputError(
         f"params of a sparse sum that make no sense: got {got}; expected a name of "
-        f"{_NAME_BYTES} bytes; 1..{_MAX}; no more keys a client than there are; check "
+        f"{_NAME_BYTES} bytes; 1..{_MAX}; no more keys per client than there are; check "
         "num_keys, width, max_keys and min_clients"
     )
 
@@ -241,7 +241,7 @@ class SumParams:
         if not 0 <= self.min_per_key <= self.max_clients:
             raise _bad(f"rows of at least {self.min_per_key} of {self.max_clients} clients")
         if not 0 <= self.count_noise < inf or (self.count_noise and not self.min_per_key):
-            raise _bad(f"noise of {self.count_noise} on counts, {self.min_per_key} clients a row")
+            raise _bad(f"noise of {self.count_noise} on counts, {self.min_per_key} clients per row")
         if self.room * fixed.clip < _SERVERS * LARGEST * self.noise * (1 - _SLACK):
             raise _bad(f"noise of {self.noise} and room for {self.room} clients")
 

@@ -175,7 +175,7 @@ class EnclaveParams:
         PublicTable(*astuple(self))  # checks each field
         if self.max_keys * max(_KEY.itemsize, self.row_bytes) > _MAX_SEALED:
             raise InputError(
-                f"a request too large for an enclave: got {self.max_keys} keys a query, for rows "
+                f"a request too large for an enclave: got {self.max_keys} keys per query, for rows "
                 f"of {self.row_bytes} bytes; expected at most 2 GB of keys, 8 bytes each, or rows; "
                 "lower max_keys"
             )

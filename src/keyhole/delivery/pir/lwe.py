@@ -343,7 +343,7 @@ def encrypt(columns: KeyArray, length: int, seed: bytes, prg: Prg) -> tuple[Word
     """Returns queries A s + e + 2^24 u, (m, length), each with a new secret, and their opening.
 
     The public matrix is made block by block, once for all queries: 1024 products for each of its
-    columns and each query, in memory for the queries and about 8 MB and 12 KB a query more.
+    columns and each query, in memory for the queries and about 8 MB and 12 KB per query more.
     `columns`, (m,) below `length`, is what each query asks for; `seed` is of the public matrix.
     """
     count = len(columns)

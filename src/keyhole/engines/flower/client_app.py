@@ -60,7 +60,7 @@ def make_client_app(participant_of: ParticipantOf) -> ClientApp:
 
 
 def join(app: ClientApp, participant_of: ParticipantOf) -> None:
-    """Lets a ClientApp of one's own take part, beside what else it does.
+    """Lets a ClientApp of your own take part, beside what else it does.
 
     Args:
         app: gets two functions more, for messages of the types `train.keyhole` and `query.keyhole`.

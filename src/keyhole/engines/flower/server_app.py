@@ -79,7 +79,7 @@ def make_server_app(train: Train) -> ServerApp:
 
 
 def rounds_on(grid: Grid, config: RoundsConfig, publisher: Publisher) -> Served:
-    """Rounds whose devices are called through a grid, for a ServerApp of one's own.
+    """Rounds whose devices are called through a grid, for a ServerApp of your own.
 
     Args:
         grid: of the ServerApp.

@@ -66,7 +66,7 @@ class PriceTable:
 
     @cached_property
     def break_even(self) -> Mapping[str, int]:
-        """Way -> the most keys a client for which it sends no more than broadcast."""
+        """Way -> the max keys per client for which it sends no more than broadcast."""
         return {way: break_even(self.num_keys, self.slice_bytes, way) for way in LABELS}
 
     @cached_property
@@ -122,8 +122,8 @@ def to_markdown(tables: Sequence[PriceTable]) -> str:
         for m in table.examples
     ]
     return (
-        f"The most keys a client (m) for which a way sends no more than broadcast, with slices of "
-        f"{slice_bytes} bytes:\n\n{markdown_table(ends, 1)}\n"
+        "The max number of keys per client (m) for which a delivery sends no more than broadcast, "
+        f"with slices of {slice_bytes} bytes:\n\n{markdown_table(ends, 1)}\n"
         "What a client sends and receives in a round, in MB, and in brackets how many times less "
         f"than broadcast:\n\n{markdown_table(sent, 0)}"
     )
@@ -243,7 +243,7 @@ def _draw_kept(axes: Axes, table: PriceTable, styles: Mapping[str, SeriesStyle])
     axes.xaxis.set_major_locator(LogLocator(numticks=12))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(_write_power))
-    axes.set_xlabel("keys a client (m)")
+    axes.set_xlabel("keys per client (m)")
 
 
 def _draw_line(
