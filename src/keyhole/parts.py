@@ -172,7 +172,7 @@ _FAILED = " has failed"
 
 
 @contextmanager
-def running(hook: str, where: str = "", *numbers: int) -> Iterator[None]:
+def running(hook: str, where: str = "", *of: object) -> Iterator[None]:
     """Adds a note to an error of foreign code: which function of yours was run, and where.
 
     >>> try:
@@ -186,7 +186,7 @@ def running(hook: str, where: str = "", *numbers: int) -> Iterator[None]:
         yield
     except Exception as error:
         if not isinstance(error, KeyholeError) and failed_hook(error) is None:
-            error.add_note(f"{hook}{where.format(*numbers)}{_FAILED}")
+            error.add_note(f"{hook}{where.format(*of)}{_FAILED}")
         raise
 
 

@@ -191,9 +191,9 @@ def test_no_privacy_is_promised_of_a_robust_sum(name):
 @pytest.mark.parametrize(
     ("make", "match"),
     [
-        (lambda: TrimmedMean(0.6), "cannot be"),
-        (lambda: TrimmedMean(-0.1), "cannot be"),
-        (lambda: TrimmedMean(0.1, "ones"), "cannot be"),
+        (lambda: TrimmedMean(0.6), "is invalid"),
+        (lambda: TrimmedMean(-0.1), "is invalid"),
+        (lambda: TrimmedMean(0.1, "ones"), "is invalid"),
         (lambda: aggregation_named("median", trim=0.3), "leaves no value out"),
         (lambda: aggregation_named("plain", untouched="zeros"), "leaves no value out"),
         (lambda: NormAlarm(aggregation_named("secure-sparse")), "cannot ring"),

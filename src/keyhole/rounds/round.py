@@ -152,7 +152,7 @@ def deliver(
     """Delivers slices to all clients that are not lost before."""
     lost = machine.outcomes
     reached = {c: z for c, z in keys.items() if lost.get(c) != "lost_before"}
-    with running("deliver", " after server step {}", state.steps):
+    with running("deliver", " after server step {0.steps}", state):
         found = parts.delivery.deliver(state, reached)
     received = {**keys, **found.keys}
     return CohortSlices(state.layout, keys, received, found.submodels, found.cost, found.source)
