@@ -127,6 +127,7 @@ def _write_empty(axes: Axes, why: str) -> None:
     """Says in a panel why it has no curve; numbers at its axes would mean nothing."""
     axes.text(0.5, 0.5, why, ha="center", transform=axes.transAxes)
     axes.tick_params(labelbottom=False, labelleft=False, length=0)
+    axes.grid(visible=False)
 
 
 def _shape(panels: int) -> tuple[int, int]:

@@ -130,7 +130,8 @@ def draw_points(
     )
     xs, ys = [x for x, _, _ in points], [y for _, y, _ in points]
     bars = [bar for _, _, bar in points]
-    axes.errorbar(xs, ys, yerr=bars, color=style.color, linestyle="none", zorder=1.9)
+    if any(bars):
+        axes.errorbar(xs, ys, yerr=bars, color=style.color, linestyle="none", zorder=1.9)
     return axes.plot(xs, ys, **style.line())[0]
 
 
