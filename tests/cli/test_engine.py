@@ -135,4 +135,4 @@ def test_ctrl_c_keeps_what_was_done(environment, few_writers, tmp_path):
     finally:
         process.kill()
     assert process.returncode == 130, err
-    assert "the same command goes on" in err
+    assert "the same command resumes it" in err

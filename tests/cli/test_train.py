@@ -212,7 +212,7 @@ def test_ctrl_c_keeps_what_was_done(times, environment, few_writers, tmp_path):
     made = len(read_records(found))
     assert made >= 3
     *before, kept, last = err.splitlines()
-    assert kept == f"{found.parent} keeps {made} finished rounds; the same command goes on"
+    assert kept == f"{found.parent} keeps {made} finished rounds; the same command resumes it"
     assert last == "keyhole: interrupted"
     assert not any("trial" in line for line in before), "bars that stand still are wiped off"
 

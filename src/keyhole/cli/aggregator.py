@@ -103,9 +103,9 @@ def aggregator(directory: Path, **options: Any) -> None:
     """Add up shares of updates as one of two aggregators until interrupted.
 
     What devices send is kept in DIRECTORY until it has been added up; an aggregator that is killed
-    goes on where it was. Neither aggregator learns a key or a number of an update, as long as
-    different people run the two. The aggregators and the trainer of a sum are named to each other,
-    and to devices, by their operators. Devices seal what they send to the aggregator's public
+    resumes when it is started again. Neither aggregator learns a key or a number of an update, as
+    long as different people run the two. The operators of a sum tell each other, and devices, who
+    its aggregators and its trainer are. Devices seal what they send to the aggregator's public
     key, which is made at the first start, printed behind the address, and kept in
     DIRECTORY/seal.pub.
     """

@@ -47,8 +47,8 @@ def mirror() -> None:
 def push(directory: Path, url: str, as_json: bool, **options: Any) -> None:
     """Store the current round of the rounds directory DIR under URL.
 
-    The round is current there once all of it is stored. An upload that broke off goes on when the
-    command is given again.
+    The round is current there once all of it is stored. The same command
+    resumes an upload that broke off.
     """
     from keyhole.service.mirror import push_round
 

@@ -41,7 +41,7 @@ def report(out: Path | None, to: Path | None, as_json: bool) -> None:
     For each sweep, and for the runs of each task, there will be figures as PNG and SVG and a table
     as Markdown, and for all of them one page, index.html, that needs no other file. Of runs it
     shows metrics over rounds and against bytes, what they cost and who learned what. Trials that
-    are missing or unfinished are named; the same command as before goes on with them. JSON that is
+    are missing or unfinished are named; the command that started them resumes them. JSON that is
     no sweep is named and left out.
 
     `keyhole report privacy` needs no runs. It draws what hiding the keys costs against what select

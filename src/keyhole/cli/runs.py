@@ -83,7 +83,7 @@ def run_trials(
     """Runs trials one after the other, in one bar each, and yields their results.
 
     The first Ctrl-C finishes the round under way, which is stored, and ends the command; a second
-    one gives that round up. The same command goes on from there.
+    one gives that round up. The same command resumes the trial.
 
     Args:
         work: description, experiment, trial and directory of each.
@@ -134,7 +134,7 @@ def _rounds_kept(directory: Path) -> str:
     """What a trial that was interrupted has on disk."""
     path = directory / "records.jsonl"
     made = path.read_bytes().count(b"\n") if path.exists() else 0
-    return f"{made} finished rounds; the same command goes on" if made else "no finished round"
+    return f"{made} finished rounds; the same command resumes it"
 
 
 def skipped_line(directory: Path, records: Sequence[RoundRecord]) -> str:

@@ -53,8 +53,8 @@ def sweep(figure: str, out: Path, data: str, as_json: bool, **options: Any) -> N
     so-tag-rates emnist-cnn-rates emnist-2nn-rates so-word-rates
                       client and server rates, without select
 
-    What is finished is not run again, so a sweep that was stopped goes on where it was. Draw the
-    figure with `keyhole report`.
+    What is finished is not run again, so the same command resumes a sweep that was stopped. Draw
+    the figure with `keyhole report`.
     """
     from keyhole.experiments.opening import open_data, synthetic_sizes
     from keyhole.experiments.sweeps import sweep_named

@@ -182,9 +182,7 @@ def _row(spec: RunSpec) -> tuple[str, ...]:
     help="With --devices: drop the rounds and updates that another run has left in DIR.",
 )
 @trainer_sum_options
-@out_option(
-    "keyhole-runs", "Where runs are kept; the same command goes on with a run that was stopped."
-)
+@out_option("keyhole-runs", "Where runs are kept; the same command resumes a run that was stopped.")
 @json_option
 @click.pass_context
 def train(
