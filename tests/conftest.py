@@ -15,6 +15,8 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+import pytest
+from _pytest.doctest import DoctestModule
 from hypothesis import HealthCheck, Phase, settings
 
 # Children import JAX some hundred times: 3 s each where Python may not keep compiled modules.
@@ -38,6 +40,13 @@ def pytest_configure(config):
     config.add_cleanup(folder.cleanup)
     os.environ["XDG_STATE_HOME"] = folder.name
     settings.load_profile("fast" if config.option.markexpr == "not slow" else "all")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file():
+    """Looks for examples in docstrings of the library alone: files of tests have none."""
+    found = yield
+    return [each for each in found if not isinstance(each, DoctestModule)]
 
 
 # Tests that start processes come first, so that no worker of xdist is left with them at the end.

@@ -51,6 +51,13 @@ def grid(names, *axes):
     return pytest.mark.parametrize(names, cells)
 
 
+def with_slow(values, fast):
+    """The values as parameters; those that are not in `fast` are slow."""
+    return [
+        value if value in fast else pytest.param(value, marks=pytest.mark.slow) for value in values
+    ]
+
+
 def _name_of(value):
     if isinstance(value, str | int):
         return str(value)

@@ -25,7 +25,7 @@ def test_the_page_runs_and_prints_what_it_says(page, capsys, monkeypatch, tmp_pa
     assert len(expected) >= 2
 
 
-@pytest.mark.parametrize("page", ["data", "task"])
+@pytest.mark.parametrize("page", ["data", pytest.param("task", marks=pytest.mark.slow)])
 def test_the_train_commands_of_the_page_work_as_printed(page, tmp_path):
     text = (ROOT / "docs" / f"own-{page}.md").read_text()
     (code,) = [c for c in re.findall(r"```python\n(.*?)```", text, re.S) if "Dataset(" in c]

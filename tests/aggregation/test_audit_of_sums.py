@@ -105,6 +105,7 @@ def test_a_canary_in_a_private_sum_is_seen_no_better_than_promised(way, kind, bi
     assert audited(private_sum(way, kind, 0.5 / both, bits), runs) > promised(honest)
 
 
+@pytest.mark.slow
 def test_keys_that_are_kept_betray_no_canary_either():
     """Without noise on counts, a threshold below 1 shows whoever has a key of his own."""
     honest = private_sum("plain", "thresholded", 2.0, threshold=0.5)

@@ -93,7 +93,7 @@ def test_a_robust_run_stays_near_the_clean_one(how):
     )
 
 
-@pytest.mark.parametrize("name", ["trimmed-mean", "median"])
+@pytest.mark.parametrize("name", ["trimmed-mean", pytest.param("median", marks=pytest.mark.slow)])
 def test_keys_that_few_choose_need_the_bound_as_well(name):
     _, alone, _ = trained(lie, *RARE, name=name)
     recall, length, _ = trained(lie, *RARE, name=name, max_update_norm=LIMIT)

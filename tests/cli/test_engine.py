@@ -33,6 +33,7 @@ def test_a_wrong_engine_is_one_line(args, said, keyhole, few_writers, tmp_path):
     assert not list(tmp_path.glob("runs/*/trial-0"))
 
 
+@pytest.mark.slow
 def test_a_ray_that_does_not_answer_is_one_line(program, few_writers, tmp_path):
     args = ("--engine", "ray", "--address", "127.0.0.1:1", "--data", few_writers)
     done = program("train", "emnist_2nn", *TINY, *args, "--out", tmp_path / "runs")

@@ -109,6 +109,7 @@ def test_all_own_words_reach_the_recall_of_no_select(demo):
     assert own["bytes_down"] == 4 * own["client_size"]
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_numbers(demo, keyhole, tmp_path):
     again = keyhole("demo", "--rounds", "2", "--json", "--out", tmp_path)
     first, second = (json.loads(done.stdout) for done in (demo[0], again))
@@ -168,6 +169,7 @@ def test_the_demo_ends_with_what_was_saved_and_a_command_that_exists(shown):
         assert context.params["rounds"] == 50
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_with_one_line_and_130(tmp_path):
     command = [sys.executable, "-c", "from keyhole.cli.main import main; main()", "demo"]
     process = subprocess.Popen(

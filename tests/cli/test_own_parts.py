@@ -58,6 +58,7 @@ def test_parts_of_a_page_train_and_are_told_from_others_of_their_name(
 NEED = ("--num-keys", 1000, "--keys-per-client", 10, "--slice-bytes", 64, "--cohort", 10)
 
 
+@pytest.mark.slow
 def test_every_command_finds_modules_of_the_folder(program, tmp_path):
     """In a process of its own, whose Python path does not hold the folder."""
     (tmp_path / "mine.py").write_text(

@@ -101,6 +101,7 @@ def test_what_no_round_can_keep_is_refused_before_the_first(args, said, tmp_path
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_a_ring_of_16_bits_halves_what_is_sent_and_signatures_add_to_it(tmp_path):
     sent, names = {}, set()
     for args in ([], ["--ring-bits", "16"], ["--signed"]):
@@ -119,7 +120,11 @@ def test_a_ring_of_16_bits_halves_what_is_sent_and_signatures_add_to_it(tmp_path
 @pytest.mark.parametrize(
     ("args", "title"),
     [
-        (["--aggregation", "trimmed-mean", "--trim", "0.3"], "trimmed mean"),
+        pytest.param(
+            ["--aggregation", "trimmed-mean", "--trim", "0.3"],
+            "trimmed mean",
+            marks=pytest.mark.slow,
+        ),
         (["--aggregation", "median", "--untouched", "zeros"], "coordinate median"),
         (["--norm-alarm", "1.01", "--max-update-norm", "99", "--above-norm", "clip"], "plain sum"),
     ],

@@ -309,6 +309,7 @@ def choose(counts, keys_per_client, rng):
 """
 
 
+@pytest.mark.slow
 def test_parts_of_one_s_own_are_named_by_module(program, few_writers, tmp_path):
     own = ("--keys", "own_parts:choose", "--aggregation", "own_parts:SUM")
     args = (*TINY, "--m", 8, *own, "--delivery", "own_parts:DELIVERY", "--data", few_writers)

@@ -51,7 +51,8 @@ def test_a_cut_answer_is_asked_for_from_where_it_ended(service, proxy, proxied):
     assert found.bytes_down < whole.bytes_down + 24  # one record again, and what was cut of it
 
 
-@WAYS_TO_END
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [CUT, RESET, HALF_CLOSE])
 def test_segments_survive_a_cut_at_every_byte(service, proxy, proxied, kind):
     state = service.publish(LAYOUTS["rows"], seed=2)
     proxied.known(state.published.id)

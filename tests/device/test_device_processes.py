@@ -94,6 +94,7 @@ def test_a_device_survives_a_service_that_is_killed_and_restarted(published, res
     assert len(spool.read(told.round, "p")) == sent
 
 
+@pytest.mark.slow
 def test_a_service_killed_within_an_answer_is_survived(published, restarted):
     _, _, state, token = published
     clock = Clock(sleep=restarted.restart)

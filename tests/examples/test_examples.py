@@ -9,7 +9,7 @@ import pytest
 from tests.helpers import ROOT, load_example
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-SLOW = {"ray_cohort.py"}  # starts Ray
+SLOW = {"private_fetch.py", "ray_cohort.py", "serve_and_train.py"}  # start processes or compile
 
 
 @cache
@@ -65,6 +65,7 @@ def test_a_private_round_shows_servers_lengths_and_the_sum_alone():
     assert "230 rows of the sum, right: True" in out
 
 
+@pytest.mark.slow
 def test_every_private_fetch_brings_the_same_slices():
     out = run(ROOT / "examples" / "private_fetch.py").stdout
     assert out.count("the slices that were asked for: True") == 3

@@ -83,6 +83,7 @@ def test_two_experts_in_four_learn():
     assert {b for record in run.records for b in record.bytes_down} == {expected}
 
 
+@pytest.mark.slow
 def test_two_rounds_on_synthetic_writers():
     task = EXPERTS.on(make_synthetic("writers", 0, writers=6), SMALL)
     run = run_of(task, rounds=2, m=2, cohort=4)

@@ -112,6 +112,7 @@ def test_means_of_movies_by_hand():
     assert rmse_of_means(data.splits["train"], asked) == pytest.approx(np.sqrt(0.5))
 
 
+@pytest.mark.slow
 def test_two_rounds_on_synthetic_ratings():
     task = MOVIES.on(make_synthetic("ratings", 0, users=30, items=300))
     run = run_of(task, rounds=2, m=100)
@@ -119,6 +120,7 @@ def test_two_rounds_on_synthetic_ratings():
     assert max(record.bytes_down[0] for record in run.records) <= 4 * 100 * 9
 
 
+@pytest.mark.slow
 def test_two_rounds_on_movielens(tmp_path):
     task = MOVIES.on(open_dataset(shared_file("movielens_small.npz"), cache=tmp_path))
     run = run_of(task, rounds=2, m=500)

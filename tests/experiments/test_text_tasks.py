@@ -87,6 +87,7 @@ def test_special_tokens_are_not_counted_as_words():
     assert len(counts["neuron"].keys) == 0
 
 
+@pytest.mark.slow
 def test_a_client_without_a_sentence_teaches_nothing():
     data = posts()
     empty = {name: Ragged.of([[]]) for name in ("words", "title", "tags", "sentences")}

@@ -7,7 +7,7 @@ from keyhole.data.open import make_synthetic, open_dataset
 from keyhole.experiments.experiment import Experiment
 from keyhole.experiments.named import TASKS
 from keyhole.experiments.specs import spec_of
-from tests.helpers import shared_file
+from tests.helpers import shared_file, with_slow
 
 SIZES = {
     "so_tag": {"words": 2000, "tags": 100},
@@ -60,25 +60,25 @@ def check(name, experiment, result, records):
 
 
 # Golden results have two rounds of every task on synthetic data, to the byte.
-@pytest.mark.parametrize(
-    "name", ["so_tag", *(pytest.param(n, marks=pytest.mark.slow) for n in TASKS if n != "so_tag")]
-)
+@pytest.mark.parametrize("name", with_slow(TASKS, fast=["so_tag"]))
 def test_on_synthetic_data(name):
     kind = TASKS[name].kind
     check(name, *two_rounds(name, make_synthetic(kind, 0, **SYNTHETIC[kind])))
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", with_slow(TASKS, fast=["so_tag", "emnist_2nn"]))
 def test_on_small_real_data(name, cache):
     path = shared_file(FILES[TASKS[name].kind])
     check(name, *two_rounds(name, open_dataset(path, cache=cache)))
 
 
+@pytest.mark.slow
 def test_a_sampled_softmax_trains_too():
     data = make_synthetic("posts", 0, **SYNTHETIC["posts"])
     check("so_word", *two_rounds("so_word", data, client={"negatives": 0.3}))
 
 
+@pytest.mark.slow
 def test_so_word_has_three_accuracies():
     data = make_synthetic("posts", 0, **SYNTHETIC["posts"])
     _, result, _ = two_rounds("so_word", data)

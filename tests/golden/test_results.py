@@ -231,16 +231,22 @@ CASES = {
     "emnist_2nn, on Ray": {**DENSE, "place": "ray"},
     "so_tag, on Ray, shards": {**TAGS, "place": "ray, shards"},
 }
-# Those for which JAX compiles long, or which start processes.
+# Those for which JAX compiles long, which start processes, or of which each half has a fast case.
 SLOW = {
     "demo, no select",
+    "emnist_2nn, shared keys",
     "emnist_2nn, tuning",
-    "movies, enclave",
-    "so_tag, FedProx",
+    "experts, secure-sparse over choosers",
     "so_tag, served, privacy, secure-sparse",
     "so_tag, served, shared random keys",
-    "so_word, negatives",
-    "so_word, served",
+    "so_tag, served, uint8",
+    "so_tag, served, whole rounds",
+    *(f"movies, {way}" for way in DELIVERIES if way != "pir"),
+    *(f"emnist_2nn, {way}" for way in SUMS if way != "secure-sparse"),
+    *(f"so_tag, {way}, few lost" for way in SUMS[2:]),
+    *(f"so_tag, {way}, half" for way in DELIVERIES[:3]),
+    *(f"so_tag, {name}" for name in ALGORITHMS if name != "FedAdam"),
+    *(name for name in CASES if name.startswith("so_word, ")),
     *(name for name in CASES if "on Ray" in name),
 }
 

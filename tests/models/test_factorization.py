@@ -114,6 +114,7 @@ def test_a_movie_beyond_those_held_is_not_taken_for_the_last():
     assert np.isnan(MODEL.predict(params_of(), batch)).tolist() == [False, True]
 
 
+@pytest.mark.slow
 def test_a_padded_client_sends_the_update_of_the_bare_one():
     keys = MOVIE.keys([7, 2, 9, 4, 11])
     sub, data = MODEL.layout.select(params_of(), keys), ratings([0, 4, 2, 1])

@@ -129,6 +129,7 @@ def test_padded_experts_have_no_weight_and_stay_zero():
     assert_trees_equal(resize_submodel(MODEL.layout, unpadded, {"expert": 5}), grads)
 
 
+@pytest.mark.slow
 def test_a_padded_client_sends_the_update_of_the_bare_one():
     sub = MODEL.layout.select(random_params(), EXPERT.keys([4, 1, 3]))
     settings = ClientUpdate(client_lr=0.1, batch_size=2)

@@ -12,7 +12,7 @@ from keyhole.models.dense import two_layer
 from keyhole.models.logistic import tag_regression
 from keyhole.models.transformer import TransformerSizes, transformer
 from keyhole.primitives.coding import resize_submodel, slot_masks
-from tests.helpers import assert_trees_close, assert_trees_equal
+from tests.helpers import assert_trees_close, assert_trees_equal, with_slow
 
 SMALL = TransformerSizes(words=11, embedding=6, width=8, heads=2, neurons=5)
 
@@ -135,7 +135,7 @@ def test_the_loss_is_a_mean_over_examples(name):
     assert grad(model, params, batch, np.zeros(4, bool))[0] == 0
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", with_slow(MODELS, fast=UNTIED))
 def test_padded_slots_change_nothing_and_stay_zero(name):
     model, rng = MODELS[name], np.random.default_rng(2)
     keys = keys_of(model, 4)

@@ -9,7 +9,7 @@ from keyhole import tree
 from keyhole.keys.choice import KeyCounts
 from keyhole.keys.structured import always, sampled_correction, top, with_negatives
 from keyhole.models.transformer import TransformerSizes, transformer
-from tests.helpers import grid
+from tests.helpers import grid, with_slow
 
 SIZES = TransformerSizes(words=9, embedding=4, width=6, heads=2, neurons=5)
 MODELS = {is_tied: transformer(SIZES, is_tied=is_tied) for is_tied in (False, True)}
@@ -56,7 +56,7 @@ def by_hand(p, sentence, heads):
     return np.array(logits)
 
 
-@pytest.mark.parametrize("is_tied", [False, True])
+@pytest.mark.parametrize("is_tied", with_slow([False, True], fast=[False]))
 def test_logits_equal_a_plain_forward_pass(is_tied):
     params = params_of(MODELS[is_tied])
     tokens = np.array([[3, 1, 8, 2], [5, 5, 0, 0]], np.int32)
@@ -67,8 +67,8 @@ def test_logits_equal_a_plain_forward_pass(is_tied):
 
 def test_a_place_does_not_see_what_comes_later():
     params = params_of(MODELS[False])
-    tokens = np.array([[3, 1, 8, 2]], np.int32)
-    changed = np.array([[3, 1, 7, 4]], np.int32)
+    tokens = np.array([[3, 1, 8, 2], [5, 5, 0, 0]], np.int32)
+    changed = np.array([[3, 1, 7, 4], [5, 5, 1, 2]], np.int32)
     before, after = (PREDICT[False](params, {"tokens": t}) for t in (tokens, changed))
     np.testing.assert_array_equal(before[:, :2], after[:, :2])
     assert (np.asarray(before[:, 2:]) != np.asarray(after[:, 2:])).any()
@@ -147,6 +147,7 @@ def sampled_gradients(model, params, draws, share):
         yield np.concatenate([leaf.reshape(draws, -1) for leaf in jax.tree.leaves(found)], axis=1)
 
 
+@pytest.mark.slow
 def test_corrected_gradients_average_to_those_of_all_words():
     """193 words are not the client's; 20 random ones stand for them. Logits differ by 0.2 or so,
     as early in training, where the bias of order 1 / s is below the error of the mean."""

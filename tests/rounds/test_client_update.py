@@ -14,7 +14,7 @@ from keyhole.models.transformer import TransformerSizes, transformer
 from keyhole.rounds.clients import ClientUpdate
 from keyhole.rounds.local_training import LocalSgd, draw_batches, draw_examples
 from keyhole.sampling import generator
-from tests.helpers import assert_trees_close, assert_trees_equal
+from tests.helpers import assert_trees_close, assert_trees_equal, with_slow
 
 MODEL = two_layer(pixels=6, neurons=9, hidden=5, classes=3)
 (NEURON,) = MODEL.layout.spaces
@@ -77,10 +77,10 @@ def gradient_by_hand(w, x, labels):
     "settings",
     [
         ClientUpdate(0.1, batch_size=4),
-        ClientUpdate(0.1, batch_size=4, epochs=3),
-        ClientUpdate(0.1, batch_size=4, momentum=0.9),
-        ClientUpdate(0.1, batch_size=4, proximal=0.5),
-        ClientUpdate(0.1, batch_size=4, clip_norm=0.3),
+        pytest.param(ClientUpdate(0.1, batch_size=4, epochs=3), marks=pytest.mark.slow),
+        pytest.param(ClientUpdate(0.1, batch_size=4, momentum=0.9), marks=pytest.mark.slow),
+        pytest.param(ClientUpdate(0.1, batch_size=4, proximal=0.5), marks=pytest.mark.slow),
+        pytest.param(ClientUpdate(0.1, batch_size=4, clip_norm=0.3), marks=pytest.mark.slow),
         ClientUpdate(0.05, 2, 3, momentum=0.5, proximal=0.1, clip_norm=1.0),
     ],
     ids=["plain", "epochs", "momentum", "proximal", "clip", "all"],
@@ -95,7 +95,10 @@ def test_equals_a_plain_loop(settings):
 
 @pytest.mark.parametrize(
     "limit",
-    [{"momentum": 0.0}, {"proximal": 0.0}, {"clip_norm": inf}, {"clip_norm": 1e9}],
+    with_slow(
+        [{"momentum": 0.0}, {"proximal": 0.0}, {"clip_norm": inf}, {"clip_norm": 1e9}],
+        fast=[{"proximal": 0.0}, {"clip_norm": 1e9}],
+    ),
     ids=["no momentum", "no proximal term", "clip at infinity", "clip never reached"],
 )
 def test_limit_cases_are_plain_sgd(limit):
@@ -115,7 +118,12 @@ def test_clipping_bounds_a_step():
     assert norm == pytest.approx(0.5 * 0.01, rel=1e-3)
 
 
-@pytest.mark.parametrize("slots", [{}, {"neuron": [5]}, {"neuron": [6, 8]}, {"neuron": [2]}])
+@pytest.mark.parametrize(
+    "slots",
+    with_slow(
+        [{}, {"neuron": [5]}, {"neuron": [6, 8]}, {"neuron": [2]}], fast=[{}, {"neuron": [6, 8]}]
+    ),
+)
 def test_padded_slots_do_not_change_the_update(slots):
     slices, data, settings = slices_of(5), images(1, 10), ClientUpdate(0.1, momentum=0.5)
     exact = LocalSgd(MODEL, settings, {"neuron": [5]})(slices, data, generator(0))
@@ -132,6 +140,7 @@ def test_padded_examples_do_not_change_the_update(monkeypatch):
     assert_trees_equal(LocalSgd(MODEL, settings)(slices, data, generator(0)), expected)
 
 
+@pytest.mark.slow
 def test_padded_words_have_no_share_in_a_softmax():
     sizes = TransformerSizes(words=40, embedding=4, width=6, heads=2, neurons=4)
     model = transformer(sizes)
@@ -145,15 +154,19 @@ def test_padded_words_have_no_share_in_a_softmax():
     assert_trees_close(padded, exact, rtol=1e-4)
 
 
-def test_ragged_clients_compile_a_handful_of_functions():
-    """3 to 9 keys fill 4 or 8 slots or all 9; 1 to 150 examples fill 8 or 16 batches of 10."""
+@pytest.mark.parametrize(
+    ("most", "compiled"), [(81, 3), pytest.param(151, 6, marks=pytest.mark.slow)]
+)
+def test_ragged_clients_compile_a_handful_of_functions(most, compiled):
+    """3 to 9 keys fill 4 or 8 slots or all 9; 1 to 150 examples fill 8 or 16 batches of 10, and up
+    to 80 always 8."""
     train = LocalSgd(MODEL, ClientUpdate(0.1, epochs=2, batch_size=10))
     rng = np.random.default_rng(0)
-    for m, n in zip(rng.integers(3, 10, 60), rng.integers(1, 151, 60), strict=True):
+    for m, n in zip(rng.integers(3, 10, 60), rng.integers(1, most, 60), strict=True):
         train(slices_of(m), images(m, n), generator(0))
-    assert train.compilations == 6
+    assert train.compilations == compiled
     train(slices_of(4), images(0, 33), generator(0))
-    assert train.compilations == 6
+    assert train.compilations == compiled
 
 
 def test_the_order_of_examples_is_a_function_of_place_alone():
@@ -194,7 +207,13 @@ def test_an_update_is_start_minus_end():
     assert update["w"].tolist() == [0.125] * 4
 
 
-@pytest.mark.parametrize("settings", [ClientUpdate(0.1), ClientUpdate(0.1, clip_norm=1.0)])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param(ClientUpdate(0.1), marks=pytest.mark.slow),
+        ClientUpdate(0.1, clip_norm=1.0),
+    ],
+)
 def test_a_nan_loss_is_not_hidden(settings):
     data = images(1, 10)
     data["pixels"][3] = nan

@@ -10,6 +10,7 @@ from keyhole.errors import InputError, WorkerError
 from keyhole.rounds.clients import ClientJob, Clients
 from keyhole.rounds.loop import start_run
 from keyhole.rounds.workers import Workers
+from tests.helpers import with_slow
 from tests.rounds import toy
 
 
@@ -20,7 +21,7 @@ def run(execute=None, clients=None):
     return toy.model_bytes(made.state)
 
 
-@pytest.mark.parametrize("count", [1, 2, 5])
+@pytest.mark.parametrize("count", with_slow([1, 2, 5], fast=[2]))
 def test_any_number_of_workers_trains_the_bytes_of_none(count):
     with Workers(toy.make_clients, count) as workers:
         assert run(workers) == run()
@@ -73,7 +74,7 @@ def test_a_worker_that_dies_in_a_job_loses_nothing(tmp_path, monkeypatch):
 
 
 def test_work_that_kills_every_worker_is_named():
-    with Workers(make_deadly_clients, 2) as workers, pytest.raises(WorkerError, match="client"):
+    with Workers(make_deadly_clients, 1) as workers, pytest.raises(WorkerError, match="client"):
         run(workers)
 
 
@@ -111,7 +112,7 @@ def test_after_a_failed_call_the_next_one_gets_its_own_answers():
         for c, e in enumerate(toy.EXAMPLES)
     ]
     good = [job for job in jobs if len(job.keys["feature"]) != MIN]
-    with Workers(make_clients_of_whom_one_fails, 3) as workers:
+    with Workers(make_clients_of_whom_one_fails, 2) as workers:
         with pytest.raises(WorkerError, match="cannot be sent"):
             workers(clients, jobs)
         for job, update in zip(good, workers(clients, good), strict=True):

@@ -11,7 +11,8 @@ from click.testing import CliRunner
 
 from keyhole.cli.publish import publish
 from keyhole.errors import InputError
-from keyhole.experiments.experiment import Experiment, own_dataset
+from keyhole.experiments.experiment import Experiment
+from keyhole.experiments.opening import own_dataset
 from keyhole.experiments.specs import spec_for_device, spec_of
 from keyhole.experiments.trial import read_result
 from keyhole.identity import Ref
@@ -45,6 +46,7 @@ def kept(tmp_path_factory):
     return [next(Path(directory, name).glob("*/trial-0")) for name in ("killed", "whole")]
 
 
+@pytest.mark.slow
 def test_a_killed_command_goes_on_to_the_same_bytes(kept):
     killed, whole = kept
     for name in ("records.jsonl", "run.json", "state/snapshot-000000000004.khs"):

@@ -40,6 +40,7 @@ def die_in_the_third_round(directory):
     list(run[0].rounds(ROUNDS))
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_to_the_same_bytes_and_with_no_other_sum(tmp_path):
     command = [sys.executable, "-m", "tests.seams.test_own_sum", str(tmp_path)]
     assert subprocess.run(command, check=False, cwd=ROOT).returncode == -9

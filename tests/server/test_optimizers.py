@@ -19,7 +19,7 @@ from keyhole.server.optimizers import (
     describe_optimizer,
     optimizer_named,
 )
-from tests.helpers import SEEDS, grid
+from tests.helpers import SEEDS, grid, with_slow
 
 PAIRS = {
     "sgd": (SGD(0.1), optax.sgd(0.1)),
@@ -103,7 +103,7 @@ def run(name, width, touches, seed):
         yield step, ours, dense
 
 
-@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize("name", with_slow(PAIRS, fast=["momentum", "adagrad", "adam", "yogi"]))
 @given(
     width=st.sampled_from(WIDTHS),
     touches=st.lists(st.sets(st.integers(0, 4), max_size=3), min_size=1, max_size=25),

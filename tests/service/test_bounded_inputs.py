@@ -77,7 +77,7 @@ def rounds_with_liar(plan, rounds):
     return [LIAR in sample_cohort(plan.cohorts, plan.seed, plan.trial, t) for t in range(rounds)]
 
 
-@pytest.mark.parametrize("above", ["refuse", "clip"])
+@pytest.mark.parametrize("above", ["refuse", pytest.param("clip", marks=pytest.mark.slow)])
 def test_a_served_run_with_a_liar_is_the_run_in_process(tmp_path, above):
     state, records, page, heard = run_served(tmp_path, rounds=6, above_norm=above)
     plan = toy.make_plan(max_update_norm=LIMIT, above_norm=above)

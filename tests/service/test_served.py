@@ -104,6 +104,7 @@ def test_a_round_closes_with_the_first_that_answer(tmp_path):
     assert len(record.staleness) == 5
 
 
+@pytest.mark.slow
 def test_a_trainer_that_is_killed_at_any_moment_goes_on_with_the_same_updates(tmp_path):
     directory, path = tmp_path / "rounds", tmp_path / "run"
     with small_service(directory) as service, devices(service, pause=0.2):

@@ -14,6 +14,7 @@ from keyhole.sampling import sample_cohort
 from keyhole.service.inbox import SpoolInbox
 from keyhole.service.served import Served
 from keyhole.wire.assignment import device_name
+from tests.helpers import with_slow
 from tests.rounds import toy
 from tests.service.in_turn import InTurn
 from tests.service.killed_trainer import die_at_every_moment
@@ -195,7 +196,9 @@ def test_those_at_work_when_a_run_was_stopped_are_called_again_and_count_once(tm
     assert all(len(set(record.clients)) == len(record.clients) for record in records)
 
 
-@pytest.mark.parametrize("is_resumed", [True, False], ids=["from disk", "in memory"])
+@pytest.mark.parametrize(
+    "is_resumed", with_slow([True, False], fast=[True]), ids=["from disk", "in memory"]
+)
 def test_a_stop_while_waiting_loses_nothing(tmp_path, is_resumed):
     plan, stop = plan_of(1, 2), threading.Event()
     with small_service(tmp_path / "rounds") as service, devices(service):

@@ -11,6 +11,7 @@ from keyhole.experiments.report.reading import read_results
 from keyhole.experiments.report.results import FIGURES, OVERVIEW, mean_curve
 from keyhole.experiments.report.style import save_figure, series_styles
 from tests.experiments.report.runs import rising, write_sweep, write_trial
+from tests.helpers import with_slow
 
 RATES = (0.01, 0.1, 1.0)
 
@@ -167,7 +168,7 @@ def test_lines_without_trials_are_drawn_as_lacking(tmp_path, kind):
     assert "missing or unfinished" in " ".join([*notes, figure.get_suptitle()])
 
 
-@pytest.mark.parametrize("kind", FIGURES)
+@pytest.mark.parametrize("kind", with_slow(FIGURES, fast=["final"]))
 def test_the_same_results_give_the_same_bytes(sweep, kind, tmp_path):
     one = [path.read_bytes() for path in save_figure(KINDS[kind](sweep), tmp_path / "one")]
     two = [path.read_bytes() for path in save_figure(KINDS[kind](sweep), tmp_path / "two")]

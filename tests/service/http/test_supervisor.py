@@ -121,7 +121,7 @@ def test_a_worker_that_cannot_start_ends_the_service_in_one_line(tmp_path):
     assert "is not the directory of a trial" in line
 
 
-@pytest.mark.parametrize("mode", ["fail", "crash"])
+@pytest.mark.parametrize("mode", ["fail", pytest.param("crash", marks=pytest.mark.slow)])
 def test_a_start_that_fails_is_not_tried_for_ever(script, tmp_path, mode):
     process = script(mode)
     said = process.communicate(timeout=LONG)[1].splitlines()
@@ -131,6 +131,7 @@ def test_a_start_that_fails_is_not_tried_for_ever(script, tmp_path, mode):
     assert starts(tmp_path) == 1
 
 
+@pytest.mark.slow
 def test_a_worker_that_cannot_be_replaced_yet_is_tried_again(script, tmp_path):
     process = script("serve")
     url, page = re.findall(r"http://\S+", process.stderr.readline())
@@ -158,8 +159,8 @@ def test_those_who_die_early_are_replaced_ever_later():
 @pytest.mark.parametrize(
     ("sent", "mode"),
     [
-        (signal.SIGTERM, "hang"),
         (signal.SIGINT, "serve"),
+        pytest.param(signal.SIGTERM, "hang", marks=pytest.mark.slow),
         pytest.param(signal.SIGINT, "hang", marks=pytest.mark.slow),
         pytest.param(signal.SIGTERM, "serve", marks=pytest.mark.slow),
     ],

@@ -180,7 +180,10 @@ def _accepts(url):
     return True
 
 
-@pytest.mark.parametrize(("sent", "workers"), [(signal.SIGINT, 1), (signal.SIGTERM, 2)])
+@pytest.mark.parametrize(
+    ("sent", "workers"),
+    [pytest.param(signal.SIGINT, 1, marks=pytest.mark.slow), (signal.SIGTERM, 2)],
+)
 def test_a_signal_ends_the_service_with_success(published, sent, workers):
     with service(published, "--workers", workers) as running:
         body = wire.encode_query([wire.Ask(1, np.arange(WORDS))])

@@ -104,6 +104,7 @@ def test_objects_say_how_long_they_may_be_cached(s3, origin):
     assert get(objects, "current.json").attributes["Cache-Control"] == "no-store"
 
 
+@pytest.mark.slow
 def test_a_large_segment_goes_in_parts(s3, origin, edge):
     name = write_round(origin, 1, num_keys=6, width=1 << 20, per_segment=6)  # 24 MB
     seen = []
