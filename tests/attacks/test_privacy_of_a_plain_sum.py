@@ -53,6 +53,12 @@ PRIVACY = "spec.privacy.noise = 1.0\nspec.privacy.clip = 1.0\nspec.privacy.delta
 NAMED = '{}spec.aggregation.name = "{}"\n'
 
 
+@pytest.fixture(autouse=True)
+def threads(monkeypatch):
+    """JAX of this process has begun, with as many threads as it has."""
+    monkeypatch.setattr("keyhole.engines.flower.tasks._use_one_core", lambda: None)
+
+
 def run_by_hand(folder, more):
     """What a ServerApp does with a project that nobody but Flower has read."""
     (folder / "pyproject.toml").write_text(PROJECT.format(folder=folder) + more)
