@@ -25,14 +25,14 @@ import keyhole as kh
 from harness import Goal, finish, measure, parser, progress
 from keyhole import tree
 from keyhole.arrays import keep_freed_memory
+from keyhole.models.client_update import ClientUpdate
 from keyhole.models.cnn import cnn
 from keyhole.models.dense import two_layer
+from keyhole.models.local_training import LocalSgd, draw_batches
 from keyhole.models.logistic import tag_regression
 from keyhole.models.model import Model
 from keyhole.models.transformer import transformer
-from keyhole.rounds.clients import ClientUpdate
 from keyhole.rounds.cores import use_one_thread
-from keyhole.rounds.local_training import LocalSgd, draw_batches
 from keyhole.server.state import select_submodels
 
 try:

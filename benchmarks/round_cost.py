@@ -92,10 +92,11 @@ def make_data(num_keys: int, client: int) -> Data:
 
 def keyhole_round(num_keys: int, m: int, data: list[Data]) -> Callable[[], object]:
     """Rounds of the library, each a call."""
+    from keyhole.models.client_update import ClientUpdate
+    from keyhole.models.local_training import LocalSgd
     from keyhole.models.logistic import tag_regression
     from keyhole.primitives.layout import Layout
-    from keyhole.rounds.clients import Clients, ClientUpdate
-    from keyhole.rounds.local_training import LocalSgd
+    from keyhole.rounds.clients import Clients
     from keyhole.rounds.round import run_round
     from keyhole.rounds.spec import RunParts
     from keyhole.sampling import Cohorts

@@ -27,7 +27,7 @@ PACKAGES = {
     "keyhole.errors": "Every error; each has an exit code and an HTTP status.",
 }
 RECORDS = {
-    "keyhole.experiments.task": ("TaskKind", "Task"),
+    "keyhole.experiments.task": ("TaskKind", "TaskParts"),
     "keyhole.rounds.spec": (
         "RunSpec",
         "CohortSpec",

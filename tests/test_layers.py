@@ -18,6 +18,7 @@ from tests.helpers import ROOT
 # import each other, but for the last line, which is the common ground.
 LAYERS = [
     {"cli"},
+    {"front"},
     {"engines"},
     {"experiments"},
     {"device", "service"},

@@ -48,10 +48,13 @@ if typing.TYPE_CHECKING:
     from keyhole.aggregation.base import Aggregation
     from keyhole.experiments.experiment import Experiment
     from keyhole.experiments.opening import SavedRun, open_run
-    from keyhole.experiments.task import Task
+    from keyhole.front.run import TrainedRun
+    from keyhole.front.task import Task
+    from keyhole.front.train import train
     from keyhole.keys.choice import Choice
+    from keyhole.models.client_update import ClientUpdate
     from keyhole.models.model import Model
-    from keyhole.rounds.clients import Clients, ClientUpdate
+    from keyhole.rounds.clients import Clients
     from keyhole.rounds.loop import Evaluation, Run, resume_run, start_run
     from keyhole.rounds.machine import Buffering
     from keyhole.rounds.spec import RunParts
@@ -90,6 +93,7 @@ __all__ = [
     "ServerState",
     "ServerValue",
     "Task",
+    "TrainedRun",
     "aggregate",
     "aggregate_mean",
     "aggregate_median",
@@ -116,6 +120,7 @@ __all__ = [
     "select_buckets",
     "shared_as_key",
     "start_run",
+    "train",
     "with_shared_key",
 ]
 
@@ -123,10 +128,13 @@ _ON_DEMAND = {  # module -> names that it is loaded for
     "aggregation.base": "Aggregation",
     "experiments.experiment": "Experiment",
     "experiments.opening": "SavedRun open_run",
-    "experiments.task": "Task",
+    "front.run": "TrainedRun",
+    "front.task": "Task",
+    "front.train": "train",
     "keys.choice": "Choice",
     "models.model": "Model",
-    "rounds.clients": "ClientUpdate Clients",
+    "models.client_update": "ClientUpdate",
+    "rounds.clients": "Clients",
     "rounds.loop": "Evaluation Run resume_run start_run",
     "rounds.machine": "Buffering",
     "rounds.spec": "RunParts",

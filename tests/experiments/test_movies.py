@@ -9,8 +9,9 @@ from keyhole.experiments.movies import MOVIES, rmse_of_means
 from keyhole.experiments.named import task_named
 from keyhole.keys.choice import choose_with
 from keyhole.keys.structured import choice_named
-from keyhole.rounds.clients import Clients, ClientUpdate
-from keyhole.rounds.local_training import LocalSgd
+from keyhole.models.client_update import ClientUpdate
+from keyhole.models.local_training import LocalSgd
+from keyhole.rounds.clients import Clients
 from keyhole.rounds.loop import start_run
 from keyhole.rounds.spec import RunParts
 from keyhole.sampling import Cohorts

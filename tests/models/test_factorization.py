@@ -4,10 +4,10 @@ import jax
 import numpy as np
 import pytest
 
+from keyhole.models.client_update import ClientUpdate
 from keyhole.models.factorization import factorization
+from keyhole.models.local_training import LocalSgd
 from keyhole.primitives.coding import resize_submodel
-from keyhole.rounds.clients import ClientUpdate
-from keyhole.rounds.local_training import LocalSgd
 from tests.helpers import assert_trees_close, assert_trees_equal
 
 MODEL = factorization(movies=12, factors=3)

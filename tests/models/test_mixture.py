@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 
 from keyhole import tree
+from keyhole.models.client_update import ClientUpdate
+from keyhole.models.local_training import LocalSgd
 from keyhole.models.mixture import mixture
 from keyhole.primitives.coding import resize_submodel, slot_masks
-from keyhole.rounds.clients import ClientUpdate
-from keyhole.rounds.local_training import LocalSgd
 from tests.helpers import assert_trees_close, assert_trees_equal
 
 MODEL = mixture(pixels=6, features=4, experts=5, hidden=3, classes=4)

@@ -7,12 +7,12 @@ import pytest
 
 from keyhole import tree
 from keyhole.errors import InputError, ShapeError
+from keyhole.models.client_update import ClientUpdate
 from keyhole.models.dense import two_layer
+from keyhole.models.local_training import LocalSgd, draw_batches, draw_examples
 from keyhole.models.logistic import tag_regression
 from keyhole.models.model import Model
 from keyhole.models.transformer import TransformerSizes, transformer
-from keyhole.rounds.clients import ClientUpdate
-from keyhole.rounds.local_training import LocalSgd, draw_batches, draw_examples
 from keyhole.sampling import generator
 from tests.helpers import assert_trees_close, assert_trees_equal, with_slow
 
@@ -136,7 +136,7 @@ def test_padded_examples_do_not_change_the_update(monkeypatch):
     """The same client in a larger shape: to the byte, since the loop never reaches the padding."""
     slices, data, settings = slices_of(5), images(1, 10), ClientUpdate(0.1, batch_size=4)
     expected = LocalSgd(MODEL, settings)(slices, data, generator(0))
-    monkeypatch.setattr("keyhole.rounds.local_training.MIN_BATCHES", 64)
+    monkeypatch.setattr("keyhole.models.local_training.MIN_BATCHES", 64)
     assert_trees_equal(LocalSgd(MODEL, settings)(slices, data, generator(0)), expected)
 
 

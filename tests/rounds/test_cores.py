@@ -24,11 +24,11 @@ from keyhole.models.cnn import cnn
 from keyhole.models.dense import two_layer
 from keyhole.server.optimizers import Adam
 from keyhole.server.state import ServerState
-from keyhole.rounds.clients import ClientUpdate
+from keyhole.models.client_update import ClientUpdate
 from keyhole.rounds.clients import Clients
 from keyhole.sampling import Cohorts
 from keyhole.rounds.cores import Cores, use_one_thread
-from keyhole.rounds.local_training import LocalSgd
+from keyhole.models.local_training import LocalSgd
 from keyhole.rounds.loop import start_run
 from keyhole.rounds.spec import RunParts
 from keyhole.rounds.workers import Workers

@@ -6,10 +6,11 @@ from typing import Any
 import numpy as np
 
 import keyhole as kh
+from keyhole.models.client_update import ClientUpdate
 from keyhole.models.dense import masked_mean
+from keyhole.models.local_training import LocalSgd
 from keyhole.models.model import Model
-from keyhole.rounds.clients import Clients, ClientUpdate
-from keyhole.rounds.local_training import LocalSgd
+from keyhole.rounds.clients import Clients
 from keyhole.rounds.loop import Evaluation
 from keyhole.sampling import Cohorts
 from keyhole.server.optimizers import SGD

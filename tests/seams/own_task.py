@@ -7,7 +7,7 @@ import numpy as np
 
 import keyhole as kh
 from keyhole.data.federated import Dataset, FederatedData
-from keyhole.experiments.task import Task, TaskKind, places_of
+from keyhole.experiments.task import TaskKind, TaskParts, places_of
 from keyhole.identity import Ref
 from keyhole.keys.choice import KeyCounts
 from keyhole.models.dense import masked_mean
@@ -39,7 +39,7 @@ def make(dataset, sizes, is_tuning):
         place = places_of(own["film"], keys["film"].array).astype(np.int32)
         return {"film": place[place >= 0], "stars": own["stars"][place >= 0]}
 
-    return Task(
+    return TaskParts(
         model=kh.Model(init, loss, predict, cuts=(kh.Cut(film, {"taste": 0}),)),
         clients=len(train),
         data=data,

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from keyhole.errors import KeyholeError
+from keyhole.models.client_update import ClientUpdate
+from keyhole.models.local_training import LocalSgd
 from keyhole.models.logistic import tag_regression
-from keyhole.rounds.clients import Clients, ClientUpdate
-from keyhole.rounds.local_training import LocalSgd
+from keyhole.rounds.clients import Clients
 from keyhole.rounds.loop import start_run
 from keyhole.rounds.spec import RunParts
 from keyhole.sampling import Cohorts

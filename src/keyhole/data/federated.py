@@ -159,6 +159,7 @@ class Dataset:
         splits: "train", "test", and "validation" where the source has one.
         names: what numbers stand for: "words" and "tags" of posts, "classes" of writers, "items".
         facts: "source", "licence", "sha256" of the file, and whatever else explains the data.
+        inputs: column -> the key space whose keys it names, for a `keyhole.front.task.Task`.
     """
 
     name: str
@@ -166,6 +167,7 @@ class Dataset:
     splits: Mapping[str, FederatedData]
     names: Mapping[str, Sequence[str]]
     facts: Mapping[str, str] = field(default_factory=dict)
+    inputs: Mapping[str, str] = field(default_factory=dict)
 
 
 def hold_out(

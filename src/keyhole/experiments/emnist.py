@@ -24,7 +24,7 @@ from keyhole.arrays import Array
 from keyhole.data.federated import Column, Dataset, FederatedData, draw_pool, hold_out
 from keyhole.errors import InputError
 from keyhole.experiments.specs import DEFAULTS
-from keyhole.experiments.task import Metrics, Task, TaskKind
+from keyhole.experiments.task import Metrics, TaskKind, TaskParts
 from keyhole.keys.choice import KeyCounts
 from keyhole.models.cnn import cnn
 from keyhole.models.dense import two_layer
@@ -38,7 +38,7 @@ HELD_OUT = 0.2  # of the writers, for validation (section 5.1)
 MAX_EVALUATED = 100_000  # all of EMNIST's 77,483
 
 
-def writers_task(dataset: Dataset, model: Model, is_tuning: bool, ink: int = 0) -> Task:
+def writers_task(dataset: Dataset, model: Model, is_tuning: bool, ink: int = 0) -> TaskParts:
     """Returns a task on characters.
 
     Writers are the same in training and test, with other images. For tuning, a fifth of the writers
@@ -57,7 +57,7 @@ def writers_task(dataset: Dataset, model: Model, is_tuning: bool, ink: int = 0) 
     if is_tuning:
         train, splits["validation"] = hold_out(train, HELD_OUT, np.random.default_rng(1))
     largest = predictor(model, lambda logits: logits.argmax(axis=1))
-    return Task(
+    return TaskParts(
         model=model,
         clients=len(train),
         data=lambda client: _examples(train.client(client), ink),
@@ -86,7 +86,7 @@ def _accuracy_on(split: FederatedData, predict: Callable[..., Array], ink: int) 
     return metrics
 
 
-def _make_2nn(dataset: Dataset, sizes: Mapping[str, int], is_tuning: bool = False) -> Task:
+def _make_2nn(dataset: Dataset, sizes: Mapping[str, int], is_tuning: bool = False) -> TaskParts:
     model = two_layer(neurons=sizes["neurons"], hidden=sizes["hidden"], classes=CLASSES)
     return writers_task(dataset, model, is_tuning, sizes["ink"])
 
@@ -102,7 +102,7 @@ EMNIST_2NN = TaskKind(
 )
 
 
-def _make_cnn(dataset: Dataset, sizes: Mapping[str, int], is_tuning: bool = False) -> Task:
+def _make_cnn(dataset: Dataset, sizes: Mapping[str, int], is_tuning: bool = False) -> TaskParts:
     model = cnn(filters=(32, sizes["filters"]), hidden=sizes["hidden"], classes=CLASSES)
     return writers_task(dataset, model, is_tuning, sizes["ink"])
 
@@ -128,7 +128,7 @@ def expert_of(label: Array, experts: int) -> Array:
     return label.astype(np.int64) * experts // CLASSES
 
 
-def _make_experts(dataset: Dataset, sizes: Mapping[str, int], is_tuning: bool = False) -> Task:
+def _make_experts(dataset: Dataset, sizes: Mapping[str, int], is_tuning: bool = False) -> TaskParts:
     if sizes["experts"] > CLASSES:
         raise InputError(
             f"an expert would have no character: got {sizes['experts']} experts; expected "

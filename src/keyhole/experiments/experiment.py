@@ -28,7 +28,7 @@ from keyhole.delivery.clear import Broadcast, OnDemand
 from keyhole.errors import InputError
 from keyhole.experiments.named import task_named
 from keyhole.experiments.specs import TASK, name_of
-from keyhole.experiments.task import Metrics, Task, TaskKind, choices_of, localize_of
+from keyhole.experiments.task import Metrics, TaskKind, TaskParts, choices_of, localize_of
 from keyhole.experiments.trial import (
     Result,
     begin_trial,
@@ -42,10 +42,10 @@ from keyhole.experiments.trial import (
 from keyhole.identity import Ref, identity_of
 from keyhole.keys.choice import choose_with
 from keyhole.keys.structured import CHOICE
+from keyhole.models.local_training import trainer_of
 from keyhole.parts import PartKind, resolve, running
 from keyhole.planner.prices import check_model_worth
 from keyhole.rounds.clients import Clients
-from keyhole.rounds.local_training import LocalSgd
 from keyhole.rounds.loop import Evaluation, Rounds, Run, resume_run, start_run
 from keyhole.rounds.machine import Buffering, exponential
 from keyhole.rounds.named import Algorithm, algorithm_named
@@ -122,7 +122,7 @@ class Experiment:
     def _identified(self, path: str, part: Any, ref: Ref | None) -> Ref:
         """The part's name and identity, which is the one that the record says, if it says one."""
         named = part if hasattr(part, "__qualname__") else type(part)
-        label = f"{named.__module__}:{named.__qualname__}"
+        label = part.name if path == "task" else f"{named.__module__}:{named.__qualname__}"
         found = Ref(label if ref is None or path in self.parts else ref.name, identity_of(part))
         if ref is not None and ref.identity not in ("", found.identity):
             raise InputError(
@@ -139,7 +139,7 @@ class Experiment:
         return found
 
     @cached_property
-    def task(self) -> Task:
+    def task(self) -> TaskParts:
         """The task on this dataset."""
         minimum, splits = self.spec.client.min_examples, self.dataset.splits
         train = splits["train"].with_at_least(minimum)
@@ -204,7 +204,7 @@ class Experiment:
             count=self.task.clients,
             data=self.task.data,
             choose=choose_with(choices_of(self.spec, self.task, own), self.task.count_keys),
-            train=LocalSgd(self.task.model, self.algorithm.client, slots),
+            train=trainer_of(self.task.model, self.algorithm.client, slots),
             localize=localize_of(self.spec, self.task),
         )
 
@@ -312,6 +312,7 @@ class Experiment:
         keep_state: bool = True,
         kind: Rounds | None = None,
         hold: Hold = hold_here,
+        on_end: Callable[[Run], None] = lambda _: None,
     ) -> Result | None:
         """Runs a trial to its end.
 
@@ -325,6 +326,7 @@ class Experiment:
             keep_state: whether the server's state stays on disk after the last round.
             kind: what makes the rounds; None makes them in process.
             hold: what holds the server's state, given one in this process.
+            on_end: called with the run once its last round is made.
 
         Returns:
             The result, None if `stop` came first.
@@ -362,6 +364,7 @@ class Experiment:
         if run.next_round < self.spec.rounds:
             return None
         result = self._result(run, seconds, notes, digest_of(asked))
+        on_end(run)
         if directory is not None:
             write_result(directory, result)
             if not keep_state:

@@ -13,7 +13,7 @@ import numpy as np
 from keyhole.arrays import Array
 from keyhole.data.federated import Column, Dataset, FederatedData, hold_out
 from keyhole.experiments.specs import DEFAULTS
-from keyhole.experiments.task import Metrics, Task, TaskKind, places_of
+from keyhole.experiments.task import Metrics, TaskKind, TaskParts, places_of
 from keyhole.keys.choice import KeyCounts
 from keyhole.models.factorization import factorization
 from keyhole.models.model import Model
@@ -29,7 +29,7 @@ Ratings = dict[str, Array]
 """One user's: "movie" int64 (n,), as the dataset numbers them, and "stars" float32 (n,)."""
 
 
-def _make(dataset: Dataset, sizes: Mapping[str, int], is_tuning: bool = False) -> Task:
+def _make(dataset: Dataset, sizes: Mapping[str, int], is_tuning: bool = False) -> TaskParts:
     train, test = dataset.splits["train"], dataset.splits["test"]
     model = factorization(len(dataset.names["items"]), sizes["factors"])
     (space,) = model.layout.spaces
@@ -38,7 +38,7 @@ def _make(dataset: Dataset, sizes: Mapping[str, int], is_tuning: bool = False) -
         train, held = hold_out(train, HELD_OUT, np.random.default_rng(1))
         users = [_divide(_ratings(held.client(i))) for i in range(len(held))]
         metrics["validation"] = _rmse_on(users, model, train)
-    return Task(
+    return TaskParts(
         model=model,
         clients=len(train),
         data=lambda client: _ratings(train.client(client)),

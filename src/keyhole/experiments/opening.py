@@ -21,6 +21,7 @@ from keyhole.identity import Ref
 from keyhole.parts import resolve, running
 from keyhole.rounds.record import RoundRecord, read_records
 from keyhole.rounds.spec import RunSpec
+from keyhole.server.state import ServerState
 from keyhole.server.store import Recovered, holds_store, recover
 
 _USUAL_WORDS = 10_000  # of synthetic posts
@@ -93,9 +94,13 @@ class SavedRun:
 
     def model(self) -> Tree:
         """Returns the parameters after the last round that was made, as nested arrays."""
+        return self.state().model()
+
+    def state(self) -> ServerState:
+        """Returns what the server holds after the last round that was made."""
         found = self.recover()
         found.store.close()
-        return found.state.model()
+        return found.state
 
     def recover(self, threads: int = 1) -> Recovered:
         """Opens the server's state; close its store. Nobody else may have the run open."""

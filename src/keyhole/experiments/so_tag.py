@@ -17,8 +17,8 @@ from keyhole.data.federated import Column, Dataset, FederatedData, Ragged, draw_
 from keyhole.experiments.specs import DEFAULTS
 from keyhole.experiments.task import (
     Metrics,
-    Task,
     TaskKind,
+    TaskParts,
     check_words,
     pad_rows,
     places_of,
@@ -66,12 +66,12 @@ def _ragged(column: Column) -> Ragged:
     return column
 
 
-def _make(dataset: Dataset, sizes: Mapping[str, int], is_tuning: bool = False) -> Task:
+def _make(dataset: Dataset, sizes: Mapping[str, int], is_tuning: bool = False) -> TaskParts:
     del is_tuning  # the source has users to validate on
     words, tags = sizes["words"], sizes["tags"]
     space, train = KeySpace("word", words), dataset.splits["train"]
     check_words(dataset, words)
-    return Task(
+    return TaskParts(
         model=tag_regression(words, tags),
         clients=len(train),
         data=lambda client: Bags.of(train.client(client), words, tags),

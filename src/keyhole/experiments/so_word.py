@@ -15,7 +15,7 @@ import numpy as np
 from keyhole.arrays import Array
 from keyhole.data.federated import Column, Dataset, FederatedData, Ragged, draw_pool
 from keyhole.experiments.specs import DEFAULTS
-from keyhole.experiments.task import Metrics, Task, TaskKind, check_words, places_of
+from keyhole.experiments.task import Metrics, TaskKind, TaskParts, check_words, places_of
 from keyhole.keys.choice import KeyCounts
 from keyhole.models.model import Model
 from keyhole.models.transformer import PAD, TransformerSizes, transformer
@@ -81,7 +81,7 @@ def cut_sentences(columns: Mapping[str, Column], tokens: Tokens) -> Array:
     return np.pad(body, ((0, 0), (1, 0)), constant_values=tokens.begin).astype(np.int32)
 
 
-def _make(dataset: Dataset, sizes: Mapping[str, int], is_tuning: bool = False) -> Task:
+def _make(dataset: Dataset, sizes: Mapping[str, int], is_tuning: bool = False) -> TaskParts:
     del is_tuning  # the source has users to validate on
     check_words(dataset, sizes["words"])
     tokens, train = Tokens(sizes["words"]), dataset.splits["train"]
@@ -93,7 +93,7 @@ def _make(dataset: Dataset, sizes: Mapping[str, int], is_tuning: bool = False) -
         is_word = (sentences > PAD) & (sentences <= tokens.words)  # special tokens are no words
         return {"word": KeyCounts.of(word, sentences[is_word]), "neuron": KeyCounts.none(neuron)}
 
-    return Task(
+    return TaskParts(
         model=model,
         clients=len(train),
         data=lambda client: _sentences(train.client(client), tokens),

@@ -18,6 +18,7 @@ from keyhole.errors import InputError
 from keyhole.experiments.specs import check_sizes
 from keyhole.keys.choice import Choice, KeyCounts
 from keyhole.keys.structured import always, choice_named, sampled_correction, with_negatives
+from keyhole.models.client_update import TrainsItself
 from keyhole.models.model import Model
 from keyhole.primitives.layout import KeysBySpace
 from keyhole.rounds.spec import RunSpec
@@ -28,7 +29,7 @@ Metrics = Callable[[ServerState], Mapping[str, float]]
 
 
 @dataclass(frozen=True, eq=False)
-class Task:
+class TaskParts:
     """What one experiment trains and measures, on one dataset.
 
     Args:
@@ -42,7 +43,7 @@ class Task:
         outputs: the key space whose keys are the outputs of a softmax, if there is one.
     """
 
-    model: Model
+    model: Model | TrainsItself
     clients: int
     data: Callable[[int], Any] = field(compare=False)
     count_keys: Callable[[Any], Mapping[str, KeyCounts]]
@@ -73,11 +74,11 @@ class TaskKind:
     defaults: RunSpec
     metric: str
     splits: tuple[str, ...]
-    make: Callable[[Dataset, Mapping[str, int], bool], Task]
+    make: Callable[[Dataset, Mapping[str, int], bool], TaskParts]
 
     def on(
         self, dataset: Dataset, sizes: Mapping[str, int] | None = None, is_tuning: bool = False
-    ) -> Task:
+    ) -> TaskParts:
         """Returns the task on a dataset, in other sizes where they are given."""
         if dataset.kind != self.kind:
             raise InputError(
@@ -144,7 +145,7 @@ def pad_rows(row: Array, value: Array, rows: int) -> Array:
 STRUCTURED = ("top", "random", "random-top")  # as many of a client's own keys as it may hold
 
 
-def choices_of(spec: RunSpec, task: Task, own: Mapping[str, Choice]) -> dict[str, Choice]:
+def choices_of(spec: RunSpec, task: TaskParts, own: Mapping[str, Choice]) -> dict[str, Choice]:
     """Returns the choice of each key space: what everybody has, what is named, what is drawn.
     `own` has choices in place of those that the record names."""
     _check_keys(spec, task)
@@ -159,7 +160,7 @@ def choices_of(spec: RunSpec, task: Task, own: Mapping[str, Choice]) -> dict[str
     return choices
 
 
-def localize_of(spec: RunSpec, task: Task) -> Callable[[Any, KeysBySpace], Any]:
+def localize_of(spec: RunSpec, task: TaskParts) -> Callable[[Any, KeysBySpace], Any]:
     """Returns the task's `localize`, with the correction of a sampled softmax where words are
     drawn."""
     if not spec.client.negatives:
@@ -183,7 +184,7 @@ def localize_of(spec: RunSpec, task: Task) -> Callable[[Any, KeysBySpace], Any]:
     return localize
 
 
-def _check_keys(spec: RunSpec, task: Task) -> None:
+def _check_keys(spec: RunSpec, task: TaskParts) -> None:
     """Raises InputError where a client could not hold what everybody has, or words are drawn where
     there is no softmax or no own words to tell them from."""
     negatives, outputs = spec.client.negatives, task.outputs

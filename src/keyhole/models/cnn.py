@@ -15,8 +15,9 @@ import numpy as np
 from jax import lax
 
 from keyhole.arrays import Array, Tree
+from keyhole.models.client_update import Batch
 from keyhole.models.dense import cross_entropy, masked_mean
-from keyhole.models.model import Batch, Model, dense_layer, glorot
+from keyhole.models.model import Model, dense_layer, glorot
 from keyhole.primitives.keyspace import KeySpace
 from keyhole.primitives.layout import Cut
 

@@ -13,7 +13,8 @@ import numpy as np
 from jax import lax
 
 from keyhole.arrays import Tree
-from keyhole.models.model import Batch, Model, dense_layer
+from keyhole.models.client_update import Batch
+from keyhole.models.model import Model, dense_layer
 from keyhole.primitives.keyspace import KeySpace
 from keyhole.primitives.layout import Cut
 

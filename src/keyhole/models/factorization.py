@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from keyhole.arrays import Tree
-from keyhole.models.model import Batch, Model
+from keyhole.models.client_update import Batch
+from keyhole.models.model import Model
 from keyhole.primitives.keyspace import KeySpace
 from keyhole.primitives.layout import Cut
 

@@ -13,8 +13,9 @@ import numpy as np
 
 from keyhole.arrays import Array, Tree
 from keyhole.errors import ShapeError
+from keyhole.models.client_update import Batch
 from keyhole.models.dense import masked_mean
-from keyhole.models.model import Batch, Model
+from keyhole.models.model import Model
 from keyhole.primitives.keyspace import KeySpace
 from keyhole.primitives.layout import Cut
 

@@ -12,8 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from keyhole.arrays import Tree
+from keyhole.models.client_update import Batch
 from keyhole.models.dense import masked_mean
-from keyhole.models.model import HIDDEN_LOGIT, Batch, Model, dense_layer
+from keyhole.models.model import HIDDEN_LOGIT, Model, dense_layer
 from keyhole.primitives.keyspace import KeySpace
 from keyhole.primitives.layout import Cut
 

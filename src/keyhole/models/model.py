@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
 from keyhole.arrays import Array, Tree
+from keyhole.models.client_update import Batch
 from keyhole.primitives.layout import Cut, Layout
-
-Batch: TypeAlias = Mapping[str, Any]
-"""Named arrays whose first axis counts examples."""
 
 HIDDEN_LOGIT = -1e30  # its exponential is 0 in float32, so what is padded has no share in a softmax
 

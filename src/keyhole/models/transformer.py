@@ -12,8 +12,9 @@ import numpy as np
 
 from keyhole.arrays import Array, Tree
 from keyhole.errors import InputError
+from keyhole.models.client_update import Batch
 from keyhole.models.dense import cross_entropy, masked_mean, multiply
-from keyhole.models.model import HIDDEN_LOGIT, Batch, Model, dense_layer
+from keyhole.models.model import HIDDEN_LOGIT, Model, dense_layer
 from keyhole.primitives.keyspace import KeySpace
 from keyhole.primitives.layout import Cut
 

@@ -14,7 +14,8 @@ import numpy as np
 from jax.extend.backend import get_default_device
 
 from keyhole.arrays import Array, Tree
-from keyhole.models.model import Batch, Model
+from keyhole.models.client_update import Batch
+from keyhole.models.model import Model
 from keyhole.rounds.cores import map_on_cores
 from keyhole.rounds.workers import count_cores
 

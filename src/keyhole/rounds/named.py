@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from keyhole.errors import InputError
-from keyhole.rounds.clients import ClientUpdate
+from keyhole.models.client_update import ClientUpdate
 from keyhole.server.optimizers import SGD, Adagrad, Adam, Optimizer, Yogi
 
 

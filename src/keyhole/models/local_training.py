@@ -18,10 +18,17 @@ import numpy as np
 
 from keyhole import tree
 from keyhole.arrays import Array, Tree
-from keyhole.errors import NoExamplesError, ShapeError
-from keyhole.models.model import Batch, Model
+from keyhole.models.client_update import (
+    Batch,
+    ClientUpdate,
+    Trainer,
+    TrainsItself,
+    count_examples,
+    draw_batches,
+    draw_examples,
+)
+from keyhole.models.model import Model
 from keyhole.primitives.coding import count_slots, resize_submodel, slot_masks
-from keyhole.rounds.clients import ClientUpdate
 
 MIN_BATCHES = 8  # clients with fewer share one shape; the empty batches cost a copy of zeros
 
@@ -33,30 +40,13 @@ COMPILER_OPTIONS = {
 }
 
 
-def draw_batches(settings: ClientUpdate, num_examples: int, rng: np.random.Generator) -> Array:
-    """Returns the examples of each step, int64 (steps, batch size), -1 where a batch is not full.
-
-    Every epoch visits each example once, in an order of its own.
-
-    >>> settings = ClientUpdate(client_lr=0.1, epochs=2, batch_size=2)
-    >>> batches = draw_batches(settings, 3, np.random.default_rng(0))
-    >>> batches.shape, sorted(batches[:2].ravel().tolist())
-    ((4, 2), [-1, 0, 1, 2])
-    """
-    steps = -(-num_examples // settings.batch_size)
-    epochs = np.full((settings.epochs, steps * settings.batch_size), -1, np.int64)
-    for epoch in epochs:
-        epoch[:num_examples] = rng.permutation(num_examples)
-    return epochs.reshape(-1, settings.batch_size)
-
-
-def draw_examples(settings: ClientUpdate, data: Batch, rng: np.random.Generator) -> Batch:
-    """Returns all examples of a client, or `max_examples` of them, drawn without replacement."""
-    count, limit = _count_examples(data), settings.max_examples
-    if limit is None or count <= limit:
-        return data
-    chosen = rng.choice(count, limit, replace=False)
-    return {name: np.asarray(array)[chosen] for name, array in data.items()}
+def trainer_of(
+    model: Model | TrainsItself, settings: ClientUpdate, slots: Mapping[str, Sequence[int]]
+) -> Trainer:
+    """Returns what trains one client of a model: its own way, or `LocalSgd` for one of JAX."""
+    if isinstance(model, TrainsItself):
+        return model.trainer(settings, slots)
+    return LocalSgd(model, settings, slots)
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,7 +79,7 @@ class LocalSgd:
         The examples in `data` share a first axis; `rng` orders them.
         """
         data = draw_examples(self.settings, data, rng)
-        batches = draw_batches(self.settings, _count_examples(data), rng)
+        batches = draw_batches(self.settings, count_examples(data), rng)
         if self.model.plain_sgd is not None and self.settings.is_plain:
             end = self.model.plain_sgd(slices, data, batches, self.settings.client_lr)
             return tree.map_leaves(np.subtract, slices, end)
@@ -132,23 +122,6 @@ class LocalSgd:
             return _descend(self.model, self.settings, start, slots, batches, masks, steps)
 
         return jax.jit(train, compiler_options=COMPILER_OPTIONS)
-
-
-def _count_examples(data: Batch) -> int:
-    """How many examples a client holds; refuses none, and arrays that disagree."""
-    counts = {len(array) for array in data.values()}
-    if len(counts) > 1:
-        lengths = ", ".join(f"{name}: {len(array)}" for name, array in sorted(data.items()))
-        raise ShapeError(
-            f"arrays of a client differ in their number of examples: got {lengths}; expected one "
-            "number; the first axis of every array counts examples"
-        )
-    if counts <= {0}:
-        raise NoExamplesError(
-            "a client has no examples: got 0; expected 1 or more; leave such clients out of the "
-            "cohort"
-        )
-    return counts.pop()
 
 
 def _descend(

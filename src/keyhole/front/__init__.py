@@ -1,0 +1,1 @@
+"""Trains a model of your own on data of your own, in a few lines."""

@@ -1,0 +1,273 @@
+"""Task: your model on your data, with how clients choose keys and what is measured.
+
+Data name keys of the whole model. Their declaration, `inputs={"item": "item"}`, says which column
+names keys of which key space; from it follow what occurs in a client's data and the places of its
+keys in a sub-model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from keyhole.arrays import Array, KeyArray
+from keyhole.data.federated import Dataset, FederatedData, Ragged, draw_pool
+from keyhole.errors import InputError
+from keyhole.experiments.task import Metrics, TaskKind, TaskParts, places_of
+from keyhole.identity import Ref
+from keyhole.keys.choice import Choice, KeyCounts
+from keyhole.keys.structured import top
+from keyhole.models.client_update import Batch, TrainsItself
+from keyhole.models.model import Model
+from keyhole.parts import near_miss
+from keyhole.primitives.keyspace import KeySpace
+from keyhole.primitives.layout import KeysBySpace
+from keyhole.rounds.evaluate import predictor
+from keyhole.rounds.spec import ClientSpec, CohortSpec, KeySpec, RunSpec, ServerSpec
+from keyhole.server.state import ServerState
+
+Metric: TypeAlias = Callable[[Array, Batch], float]
+"""`(outputs of the model, examples) -> number`, on all examples of a split at once."""
+
+Missing = Literal["drop", "unknown", "error"]
+
+_EVALUATED = 100_000  # examples of a split, drawn once; all where there are fewer
+_BATCH = 1024  # examples that a model of one's own predicts at once
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """What `train` trains: a model on data, with how clients choose keys and what is measured.
+
+    Args:
+        model: `kh.torch.Model` or `kh.jax.Model`, with its cuts.
+        data: with a train and a test split, such as `kh.data.from_pandas(...).hold_out(0.1)`.
+        keys: how clients choose keys; one choice for all key spaces, or one for each by its name.
+        metrics: name -> `(outputs, examples) -> number`, on the test split. The first is the one
+            that figures show.
+        missing: what becomes of a key in a client's data that the client did not select. "drop"
+            leaves the example out, or the entry where an example has several; "unknown" puts the
+            key of `unknown` in its place; "error" ends the run.
+        unknown: key space -> the key that stands for those not selected; every client has it.
+        name: of the task, in figures and file names.
+
+    Raises:
+        InputError: a declaration does not fit the model or the data.
+    """
+
+    model: Model | TrainsItself
+    data: Dataset = field(compare=False)
+    keys: Choice | Mapping[str, Choice] = top
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
+    missing: Missing = "drop"
+    unknown: Mapping[str, int] = field(default_factory=dict)
+    name: str = "task"
+
+    def __post_init__(self) -> None:
+        _check_inputs(self.spaces, self.data)
+        _check_unknown(self)
+        for split in ("train", "test"):
+            if split not in self.data.splits:
+                raise InputError(
+                    f"the data have no {split} split: got {', '.join(self.data.splits)}; expected "
+                    "train and test; call .hold_out(0.1) on them"
+                )
+
+    @property
+    def spaces(self) -> dict[str, KeySpace]:
+        """The key spaces of the model, by name."""
+        return {space.name: space for space in self.model.layout.spaces}
+
+    @property
+    def choices(self) -> dict[str, Choice]:
+        """Key space -> how its keys are chosen."""
+        if not isinstance(self.keys, Mapping):
+            return dict.fromkeys(self.spaces, self.keys)
+        for name in self.keys:
+            if name not in self.spaces:
+                raise InputError(
+                    f"the model has no key space {name!r}: got keys for it; expected "
+                    f"{', '.join(self.spaces)}; {near_miss(name, self.spaces)}"
+                )
+        return {name: self.keys.get(name, top) for name in self.spaces}
+
+    @property
+    def kind(self) -> TaskKind:
+        """The task as experiments, the command line, engines and devices take it."""
+        return TaskKind(
+            name=self.name,
+            about="A task of your own.",
+            kind=self.data.kind,
+            defaults=self.defaults,
+            metric=next(iter(self.metrics), "loss"),
+            splits=("test",),
+            make=self.make,
+        )
+
+    @property
+    def defaults(self) -> RunSpec:
+        """How it is trained unless `train` says otherwise."""
+        return RunSpec(
+            task=Ref(self.name),
+            sizes={},
+            rounds=100,
+            cohort=CohortSpec(size=50),
+            client=ClientSpec(algorithm="FedAvg", lr=0.1),
+            keys={name: KeySpec(choice=Ref("all"), count=None) for name in self.spaces},
+            server=ServerSpec(lr=1.0),
+        )
+
+    def make(self, dataset: Dataset, sizes: Mapping[str, int], is_tuning: bool) -> TaskParts:
+        """Returns the task on a data set of the same columns."""
+        train = dataset.splits["train"]
+        return TaskParts(
+            model=self.model,
+            clients=len(train),
+            data=train.client,
+            count_keys=self.count_keys,
+            localize=self.localize,
+            metrics={
+                split: self._metrics_on(data)
+                for split, data in dataset.splits.items()
+                if split != "train"
+            },
+            always={name: np.array([key], np.int64) for name, key in self.unknown.items()},
+        )
+
+    def count_keys(self, own: Batch) -> dict[str, KeyCounts]:
+        """Returns what occurs in a client's data, for each key space."""
+        counts = {}
+        for name, space in self.spaces.items():
+            named = [_flat(own[c]) for c, target in self.data.inputs.items() if target == name]
+            counts[name] = (
+                KeyCounts.of(space, np.concatenate(named)) if named else KeyCounts.none(space)
+            )
+        return counts
+
+    def localize(self, own: Batch, keys: KeysBySpace) -> Batch:
+        """Returns a client's examples with keys counted among its own."""
+        found, kept = dict(own), np.ones(_count(own), bool)
+        for column, space in self.data.inputs.items():
+            place = self._places(column, own[column], space, keys[space].array)
+            found[column] = place
+            if isinstance(place, Ragged):
+                kept &= (place.lengths > 0) | (own[column].lengths == 0)
+            else:
+                kept &= (place >= 0).reshape(len(place), -1).all(axis=1)
+        if kept.all():
+            return found
+        at = np.flatnonzero(kept)
+        return {name: column[at] for name, column in found.items()}
+
+    def _places(self, column: str, named: Any, space: str, keys: KeyArray) -> Any:
+        """Where the keys of a column stand among the client's own."""
+        place = places_of(_flat(named), keys).astype(np.int32)
+        if (place < 0).any() and self.missing == "error":
+            lost = int(_flat(named)[place < 0][0])
+            raise InputError(
+                f"a client's data name a key that it did not select: got {lost} in column "
+                f"{column!r}; expected keys of {space!r} that it holds; choose more keys, or pass "
+                'missing="drop"'
+            )
+        if self.missing == "unknown":
+            place[place < 0] = int(np.flatnonzero(keys == self.unknown[space])[0])
+        if not isinstance(named, Ragged):
+            return place.reshape(np.shape(named))
+        kept = place >= 0
+        lengths = np.bincount(named.row_numbers[kept], minlength=len(named))
+        return Ragged(place[kept], np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64))
+
+    def _metrics_on(self, split: FederatedData) -> Metrics:
+        """The metrics on the examples of a split, with the server's whole model."""
+        examples = draw_pool(split, _EVALUATED, np.random.default_rng(0))
+        predict = (
+            _in_batches(self.model)
+            if isinstance(self.model, TrainsItself)
+            else predictor(self.model, lambda outputs: outputs)
+        )
+
+        def metrics(state: ServerState) -> dict[str, float]:
+            if not self.metrics:
+                return {}
+            outputs = predict(state.model(), examples)
+            return {name: _number(name, of(outputs, examples)) for name, of in self.metrics.items()}
+
+        return metrics
+
+
+def _in_batches(model: Any) -> Callable[[Any, Batch], Array]:
+    def predict(params: Any, examples: Batch) -> Array:
+        starts = range(0, _count(examples), _BATCH)
+        parts = [
+            np.asarray(
+                model.predict(params, {name: c[at : at + _BATCH] for name, c in examples.items()})
+            )
+            for at in starts
+        ]
+        return np.concatenate(parts)
+
+    return predict
+
+
+def _number(name: str, value: Any) -> float:
+    if np.ndim(value):
+        raise InputError(
+            f"metric {name!r} is no number: got an array of shape {np.shape(value)}; expected one "
+            "number for all examples; return its mean"
+        )
+    return float(value)
+
+
+def _flat(column: Any) -> Array:
+    return column.flat if isinstance(column, Ragged) else np.asarray(column).reshape(-1)
+
+
+def _count(examples: Batch) -> int:
+    return min(map(len, examples.values()))
+
+
+def _check_inputs(spaces: Mapping[str, KeySpace], data: Dataset) -> None:
+    """Raises InputError where a declaration names what is not there, or is missing."""
+    columns = data.splits["train"].columns
+    for column, space in data.inputs.items():
+        if column not in columns:
+            raise InputError(
+                f"inputs name a column that the data do not have: got {column!r}; expected "
+                f"{', '.join(columns)}; {near_miss(column, columns)}"
+            )
+        if space not in spaces:
+            raise InputError(
+                f"inputs name a key space that the model does not have: got {space!r} for column "
+                f"{column!r}; expected {', '.join(spaces)}; {near_miss(space, spaces)}"
+            )
+    for name in spaces:
+        if name in columns and name not in data.inputs:
+            raise InputError(
+                f"column {name!r} has the name of a key space and is not declared: got inputs "
+                f"{dict(data.inputs)}; expected the column among them, so that its keys are "
+                f"renumbered; pass inputs={{{name!r}: {name!r}}}, or rename the column"
+            )
+
+
+def _check_unknown(task: Task) -> None:
+    """Raises InputError where keys that were not selected have no key in their place."""
+    needed = set(task.data.inputs.values()) if task.missing == "unknown" else set()
+    if task.missing not in ("drop", "unknown", "error"):
+        raise InputError(
+            f"missing is not known: got {task.missing!r}; expected drop, unknown or error; choose "
+            "one of them"
+        )
+    for name in sorted(needed - task.unknown.keys()):
+        raise InputError(
+            f"no key stands for those of {name!r} that are not selected: got unknown "
+            f"{dict(task.unknown)}; expected one; pass unknown={{{name!r}: KEY}}"
+        )
+    for name, key in task.unknown.items():
+        if name not in task.spaces or not 0 <= key < task.spaces[name].num_keys:
+            raise InputError(
+                f"unknown names no key: got {key} of {name!r}; expected a key of "
+                f"{', '.join(task.spaces)}; choose another"
+            )

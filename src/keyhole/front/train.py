@@ -1,0 +1,148 @@
+"""Trains a task: keywords are the fields of a `RunSpec`, or parts of your own as objects."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from keyhole.errors import InputError
+from keyhole.experiments.experiment import Experiment
+from keyhole.experiments.opening import SavedRun
+from keyhole.front.run import TrainedRun, TrainedTrial
+from keyhole.front.task import Task
+from keyhole.identity import Ref
+from keyhole.parts import near_miss
+from keyhole.rounds.fields import SpecField, spec_fields
+from keyhole.rounds.loop import Run, stop_on_signals
+from keyhole.rounds.record import RoundRecord
+from keyhole.rounds.spec import RunSpec
+
+FIELDS: dict[str, SpecField] = {
+    field.flag.removeprefix("--").replace("-", "_"): field
+    for field in spec_fields(RunSpec)
+    if field.flag and field.flag not in ("--data", "--rounds")
+}
+"""Keyword of `train` -> the field that it sets: the options of `keyhole train`."""
+
+
+def train(
+    task: Task,
+    *,
+    rounds: int,
+    m: int | str | Mapping[str, int | str] = "all",
+    out: str | Path | None = None,
+    trials: int = 1,
+    progress: bool | Callable[[int, RoundRecord], None] = True,
+    **settings: Any,
+) -> TrainedRun:
+    """Trains a task for some rounds, or goes on where the same call stopped.
+
+    Args:
+        task: model, data, keys and metrics.
+        rounds: of training.
+        m: max keys per client; "all" sends every client the whole model; by the name of the key
+            space where they differ.
+        out: directory to keep the run in, one folder for each trial; None keeps it in memory.
+        trials: repetitions with other seeds; figures and tables show intervals over them.
+        progress: False prints nothing; a function is called with the trial and each record.
+        settings: fields of a `RunSpec` by the names of the options of `keyhole train`, such as
+            `cohort=50, client_lr=0.1, algorithm="FedAdam"`; delivery, aggregation, optimizer
+            and engine may be objects of your own.
+
+    Raises:
+        InputError: a setting is unknown or out of range, or `out` holds another run.
+    """
+    experiment = Experiment(*_spec_and_parts(task, rounds, m, settings))
+    shown = progress if callable(progress) else _printed(experiment, rounds, progress)
+    folder = None if out is None else Path(out)
+    runs = []
+    for trial in range(trials):
+        directory = None if folder is None else folder / f"trial-{trial}"
+        runs.append(_run_trial(experiment, trial, directory, shown))
+    return TrainedRun(experiment, runs, folder)
+
+
+def _run_trial(
+    experiment: Experiment,
+    trial: int,
+    directory: Path | None,
+    shown: Callable[[int, RoundRecord], None],
+) -> TrainedTrial:
+    """Runs one trial; Ctrl-C ends it after the round under way, which is kept."""
+    ended: list[Run] = []
+    records: list[RoundRecord] = []
+
+    def note(record: RoundRecord) -> None:
+        records.append(record)
+        shown(trial, record)
+
+    with stop_on_signals() as stop:
+        result = experiment.run(trial, directory, stop=stop, on_round=note, on_end=ended.append)
+    if stop.is_set() and result is None:
+        raise KeyboardInterrupt
+    if directory is not None:
+        saved = SavedRun(directory, experiment)
+        return TrainedTrial(saved.records(), result, saved.state)
+    (run,) = ended
+    return TrainedTrial(records, result, lambda: run.state)
+
+
+def _printed(
+    experiment: Experiment, rounds: int, is_shown: bool
+) -> Callable[[int, RoundRecord], None]:
+    """Prints a line for each evaluation, and for the last round."""
+
+    def show(trial: int, record: RoundRecord) -> None:
+        if is_shown and (record.metrics or record.round + 1 == rounds):
+            found = ", ".join(f"{name} {value:.4g}" for name, value in record.metrics.items())
+            sys.stderr.write(f"trial {trial}, round {record.round + 1}/{rounds}: {found}\n")
+
+    return show
+
+
+def _spec_and_parts(
+    task: Task, rounds: int, m: Any, settings: Mapping[str, Any]
+) -> tuple[RunSpec, Any, dict[str, Any]]:
+    """The record of the run, its data, and the parts that were given as objects."""
+    changes: dict[str, Any] = {"rounds": rounds}
+    parts: dict[str, Any] = {"task": task.kind}
+    for name, value in settings.items():
+        if name not in FIELDS:
+            raise InputError(
+                f"train has no such setting: got {name}; expected one of "
+                f"{', '.join(sorted(FIELDS))}; {near_miss(name, FIELDS)}"
+            )
+        path = FIELDS[name].path
+        if FIELDS[name].type is Ref and not isinstance(value, str):
+            parts[path] = value
+        else:
+            changes[path] = value
+    for space, count in _counts(task, m).items():
+        if count is None:
+            continue
+        changes[f"keys.{space}.count"] = count
+        parts[f"keys.{space}.choice"] = task.choices[space]
+    return task.defaults.changed(changes), task.data, parts
+
+
+def _counts(task: Task, m: Any) -> dict[str, int | None]:
+    """Key space -> max keys per client, None for every key."""
+    given = m if isinstance(m, Mapping) else dict.fromkeys(task.spaces, m)
+    for name in given:
+        if name not in task.spaces:
+            raise InputError(
+                f"the model has no key space {name!r}: got m for it; expected "
+                f"{', '.join(task.spaces)}; {near_miss(name, task.spaces)}"
+            )
+    found: dict[str, int | None] = {}
+    for name in task.spaces:
+        count = given.get(name, "all")
+        if count != "all" and not isinstance(count, int):
+            raise InputError(
+                f'm of {name!r} is no number: got {count!r}; expected a whole number or "all"; '
+                "choose one"
+            )
+        found[name] = None if count == "all" else int(count)
+    return found

@@ -1,0 +1,155 @@
+"""The front door: a model, data that name its keys, and a run that can be looked at."""
+
+import numpy as np
+import pytest
+
+import keyhole as kh
+from keyhole.data.federated import Dataset, FederatedData, Ragged
+from keyhole.errors import InputError
+from keyhole.models.dense import masked_mean
+
+ITEMS, USERS, EACH = 60, 12, 10
+
+
+def _loss(params, batch, mask):
+    return masked_mean((_predict(params, batch) - batch["label"]) ** 2, mask)
+
+
+def _predict(params, batch):
+    return params["score"][batch["item"]]
+
+
+def mse(outputs, examples):
+    return float(np.mean((outputs - examples["label"]) ** 2))
+
+
+def make_model(space=None):
+    return kh.Model(
+        init=lambda seed: {"score": np.zeros(ITEMS, np.float32)},
+        loss=_loss,
+        predict=_predict,
+        cuts=(kh.Cut(space or kh.KeySpace("item", ITEMS), {"score": 0}),),
+    )
+
+
+def make_data(inputs=None, seed=0):
+    rng = np.random.default_rng(seed)
+    item = rng.integers(ITEMS, size=USERS * EACH)
+    columns = {"item": item, "label": (item % 7).astype(np.float32)}
+    people = FederatedData.of([f"u{i}" for i in range(USERS)], [EACH] * USERS, columns)
+    splits = {"train": people.subset(range(8)), "test": people.subset(range(8, USERS))}
+    return Dataset(
+        "mine", "stars", splits, {}, inputs={"item": "item"} if inputs is None else inputs
+    )
+
+
+def make_task(**changes):
+    return kh.Task(make_model(), make_data(), metrics={"mse": mse}, **changes)
+
+
+SETTINGS = {"cohort": 4, "client_lr": 0.5, "mean_over": "choosers", "progress": False}
+
+
+def test_a_run_in_memory_has_records_a_model_and_metrics():
+    run = kh.train(make_task(), rounds=20, m=5, **SETTINGS)
+    assert run.rounds == 20
+    assert run.model()["score"].shape == (ITEMS,)
+    assert run.metrics["mse"] == pytest.approx(run.evaluate()["mse"])
+    untrained = float(np.mean(make_data().splits["test"].columns["label"] ** 2))
+    assert run.metrics["mse"] < 0.9 * untrained
+    assert (run.spec.keys["item"].count, run.spec.cohort.size) == (5, 4)
+
+
+def test_fewer_keys_are_fewer_bytes():
+    few = kh.train(make_task(), rounds=10, m=5, **SETTINGS)
+    whole = kh.train(make_task(), rounds=10, m="all", **SETTINGS)
+    at, values = few.curve("mse", against="bytes")
+    assert values.shape == (1, 1) == (1, len(at))
+    assert at[-1] < whole.curve("mse", against="bytes")[0][-1] / 2
+
+
+def test_the_same_call_goes_on_with_more_rounds_and_gives_the_same_bytes(tmp_path):
+    """Tasks are made anew each time, as in a script that is started twice."""
+    kh.train(make_task(), rounds=4, m=5, out=tmp_path / "run", **SETTINGS)
+    further = kh.train(make_task(), rounds=8, m=5, out=tmp_path / "run", **SETTINGS)
+    at_once = kh.train(make_task(), rounds=8, m=5, **SETTINGS)
+    assert np.array_equal(further.model()["score"], at_once.model()["score"])
+    assert further.rounds == 8
+
+
+def test_another_choice_of_keys_is_another_run(tmp_path):
+    kh.train(make_task(), rounds=2, m=5, out=tmp_path / "run", **SETTINGS)
+
+    def last(counts, m, rng):
+        return counts.keys[-m:]
+
+    with pytest.raises(InputError, match="holds a run with another"):
+        kh.train(make_task(keys=last), rounds=2, m=5, out=tmp_path / "run", **SETTINGS)
+
+
+def test_an_example_whose_key_is_not_selected_is_dropped():
+    task = make_task()
+    own = {"item": np.array([3, 9, 4]), "label": np.array([1.0, 2.0, 3.0])}
+    found = task.localize(own, {"item": kh.KeySpace("item", ITEMS).keys([4, 3])})
+    assert found["item"].tolist() == [1, 0]
+    assert found["label"].tolist() == [1.0, 3.0]
+
+
+def test_an_entry_of_several_is_dropped_alone():
+    splits = {
+        name: FederatedData.of(["a"], [2], {"item": Ragged.of([[3, 9], [9]])})
+        for name in ("train", "test")
+    }
+    task = kh.Task(make_model(), Dataset("mine", "x", splits, {}, inputs={"item": "item"}))
+    found = task.localize(splits["train"].client(0), {"item": kh.KeySpace("item", ITEMS).keys([3])})
+    assert [row.tolist() for row in found["item"]] == [[0]]
+
+
+def test_an_unknown_key_stands_for_those_not_selected():
+    task = make_task(missing="unknown", unknown={"item": 0})
+    own = {"item": np.array([3, 9]), "label": np.array([1.0, 2.0])}
+    found = task.localize(own, {"item": kh.KeySpace("item", ITEMS).keys([0, 3])})
+    assert found["item"].tolist() == [1, 0]
+    run = kh.train(task, rounds=2, m=5, **SETTINGS)
+    assert run.rounds == 2
+
+
+def test_a_key_that_is_not_selected_can_be_an_error():
+    task = make_task(missing="error")
+    own = {"item": np.array([3, 9]), "label": np.array([1.0, 2.0])}
+    with pytest.raises(InputError, match="got 9 in column 'item'"):
+        task.localize(own, {"item": kh.KeySpace("item", ITEMS).keys([3])})
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: kh.Task(make_model(), make_data(inputs={})), "is not declared"),
+        (lambda: kh.Task(make_model(), make_data({"itm": "item"})), "did you mean item?"),
+        (lambda: kh.Task(make_model(), make_data({"item": "itme"})), "did you mean item?"),
+        (lambda: make_task(keys={"itme": lambda *_: ()}).choices, "did you mean item?"),
+        (lambda: make_task(missing="skip"), "expected drop, unknown or error"),
+        (lambda: make_task(missing="unknown"), "pass unknown="),
+        (lambda: make_task(unknown={"item": ITEMS}), "unknown names no key"),
+        (lambda: kh.train(make_task(), rounds=1, m=5, cohrt=3), "did you mean cohort?"),
+        (lambda: kh.train(make_task(), rounds=1, m="some"), "expected a whole number"),
+        (lambda: kh.train(make_task(), rounds=1, m={"itm": 3}), "did you mean item?"),
+        (lambda: kh.train(make_task(), rounds=1, m=ITEMS + 1, **SETTINGS), "out of range"),
+    ],
+)
+def test_a_mistake_is_named(make, said):
+    with pytest.raises(InputError, match=said):
+        make()
+
+
+def test_a_metric_that_returns_an_array_is_named():
+    task = kh.Task(make_model(), make_data(), metrics={"errors": lambda out, _: out})
+    with pytest.raises(InputError, match="metric 'errors' is no number: got an array"):
+        kh.train(task, rounds=1, m=5, evaluate_every=1, **SETTINGS)
+
+
+def test_parts_of_your_own_are_objects():
+    from keyhole.aggregation.plain import PLAIN
+
+    run = kh.train(make_task(), rounds=2, m=5, aggregation=PLAIN, **SETTINGS)
+    assert run.spec.aggregation.name is not None
