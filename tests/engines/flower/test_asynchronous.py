@@ -44,7 +44,7 @@ def test_a_slow_client_holds_nobody_up_and_its_update_counts_when_it_comes(tmp_p
 
     grid = grid_of(*[None] * 4, participant_of=participant_of)
     with small_service(tmp_path) as service:
-        kind = rounds_of(grid, service, seconds=60.0)
+        kind = rounds_of(grid, service, seconds=LONG)
         run = start_run(toy.make_state(), toy.make_clients(), plan, kind=kind)
         before = list(run.rounds(3))
         go.set()
@@ -108,7 +108,7 @@ def test_a_run_that_goes_on_elsewhere_calls_those_who_were_at_work(tmp_path):
     with small_service(tmp_path / "rounds") as service:
         for rounds in (2, 4):
             grid = grid_of(None, None)  # another grid, which knows of no message of the first
-            kind = rounds_of(grid, service, seconds=60.0)
+            kind = rounds_of(grid, service, seconds=LONG)
             begin = start_run if rounds == 2 else resume_run
             run = begin(toy.make_state(), toy.make_clients(), plan, tmp_path / "run", kind)
             records = list(run.rounds(rounds))

@@ -15,6 +15,7 @@ from keyhole.sampling import Cohorts
 from keyhole.service.inbox import SpoolInbox
 from keyhole.service.served import Served
 from tests.engines.flower.in_process_grid import InProcessGrid
+from tests.helpers import LONG
 from tests.rounds import toy
 from tests.service.small_service import small_service
 
@@ -35,7 +36,7 @@ def grid_of(*clients, participant_of=None):
     return InProcessGrid({10 + i: (app(participant_of), c, {}) for i, c in enumerate(configs)})
 
 
-def rounds_of(grid, service, seconds=30.0, minimum=1, node_seconds=10.0, keyring="service", **rest):
+def rounds_of(grid, service, seconds=LONG, minimum=1, node_seconds=LONG, keyring="service", **rest):
     ring = service.keyring if keyring == "service" else keyring
     summons = FlowerSummons(
         grid,
@@ -94,10 +95,10 @@ def test_messages_stay_small_whatever_the_model(tmp_path):
 def test_messages_live_as_long_as_their_round(tmp_path):
     plan, grid = toy.make_plan(), grid_of(None)
     with small_service(tmp_path) as service:
-        run_on(grid, service, plan, rounds=1, seconds=17.0)
+        run_on(grid, service, plan, rounds=1, seconds=2 * LONG)
     assert [(kind, ttl) for _, kind, ttl in grid.pushed] == [
-        ("query.keyhole", 10.0),
-        ("train.keyhole", 17.0),
+        ("query.keyhole", LONG),
+        ("train.keyhole", 2 * LONG),
     ]
 
 
