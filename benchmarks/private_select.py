@@ -5,9 +5,10 @@ CPU times of one thread, medians; contestants take turns.
 
 * scan: all slices and paths of a table, XORed as one query or 32 or 128 in one pass say. The ratio
   is the CPU time of memcpy of the same bytes over that of one query.
-* client: whole requests at two servers, from keys to checked slices. Bytes are lengths of messages;
-  in the clear they are the plain query and the slices themselves. A server's time is that for one
-  client: its share is expanded, every bucket and the stash are scanned, the reply is sealed.
+* client: whole requests at two servers, from keys to checked slices. Bytes are lengths of messages
+  and of the top of the tree; in the clear they are the plain query, the slices and their proof; the
+  ratio to slices alone is shown beside. A server's time is that for one client: its share is
+  expanded, every bucket and the stash are scanned, the reply is sealed.
 * LWE: the answer of one server to one key.
 * small: the shape of a published figure. Published figures come from other machines.
 

@@ -23,7 +23,7 @@ class Cell:
 
     Args:
         entries: K.
-        entry_bytes: of a slice, without its tag.
+        entry_bytes: of a slice, without its path.
         per_second: queries of one thread in a CPU-second.
         published: of Google's DPF library, on another machine.
     """

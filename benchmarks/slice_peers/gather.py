@@ -21,7 +21,9 @@ REQUESTS, SLOW_REQUESTS = 256, 48  # different ones, of fast and of slow contest
 KEYS_PER_CLIENT = (100, 1000)
 OF_NGINX = {100: 0.15, 1000: 0.35}
 TIMES_AT_1000 = {"bare loop": 0.8, "nginx ranges": 2.0, "nginx per slice": 5.0, "Redis MGET": 2.0}
-WIRE, WIRE_SMALL = 1.01, 1.05
+WIRE, WIRE_SMALL = 1.01, 1.05  # of answers without a proof
+PROVED = (10**5, 1000)  # where proofs are held to a price: K and m
+PROOF_BYTES, PROOF_CPU = 1.12, 1.25  # of the slices, and of the same answer without a proof
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,10 @@ class Cell:
         """How many times the work of another the service does in a CPU-second."""
         return self.scores["keyhole"].per_cpu_second / self.scores[name].per_cpu_second
 
+    def over_ideal(self, name: str) -> float:
+        """Bytes of an answer over those of its slices."""
+        return self.scores[name].answer_bytes / (self.keys_per_client * RECORD)
+
     def goals(self) -> list[Goal]:
         m = self.keys_per_client
         where = f"K={self.num_keys:.0e} m={m}"
@@ -45,19 +51,28 @@ class Cell:
             for name, bound in bounds.items()
             if name in self.scores
         ]
-        over = self.scores["keyhole"].answer_bytes / (m * RECORD)
-        return [*found, Goal(f"{where} ideal bytes over sent", 1 / over, 1 / WIRE)]
+        bare = 1 / self.over_ideal("no proofs")
+        found.append(Goal(f"{where} ideal bytes over sent without a proof", bare, 1 / WIRE))
+        if (self.num_keys, m) == PROVED:
+            proved = 1 / self.over_ideal("keyhole")
+            found.append(Goal(f"{where} ideal bytes over sent with proof", proved, 1 / PROOF_BYTES))
+            cpu = self.ratio("no proofs")
+            found.append(Goal(f"{where} work with proofs over without", cpu, 1 / PROOF_CPU))
+        return found
 
 
 @dataclass(frozen=True)
 class SmallSlices:
-    """Bytes of an answer of 4-byte slices over the bytes of its slices."""
+    """Bytes of an answer of 4-byte slices over the bytes of its slices, without a proof and with
+    it, and over those of the whole table."""
 
     keys_per_client: int
     over_ideal: float
+    proved_over_ideal: float
+    proved_over_table: float
 
     def goals(self) -> list[Goal]:
-        name = f"4-byte slices m={self.keys_per_client} ideal bytes over sent"
+        name = f"4-byte slices m={self.keys_per_client} ideal bytes over sent without a proof"
         return [Goal(name, 1 / self.over_ideal, 1 / WIRE_SMALL)]
 
 
@@ -106,6 +121,9 @@ def measure(
             published.check(port, keys[0])
         contestants = {
             "keyhole": http_contestant(running.keyhole, queries),
+            "no proofs": http_contestant(
+                running.keyhole, [published.query(one, wants_proof=False) for one in keys]
+            ),
             "bare loop": http_contestant(running.bare, queries),
         }
         if running.nginx is not None and slices is not None:
@@ -135,5 +153,9 @@ def _over_nginx(
 def measure_small(published: Round, running: Servers, keys_per_client: int = 1000) -> SmallSlices:
     """Slices of one number."""
     keys = np.random.default_rng(0).integers(0, len(published.rows), keys_per_client)
-    answer = ask(running.keyhole[0], published.query(keys, "word"), http_length)
-    return SmallSlices(keys_per_client, len(answer) / (SMALL * keys_per_client))
+    ideal, table = SMALL * keys_per_client, SMALL * len(published.rows)
+    bare, proved = (
+        len(ask(running.keyhole[0], published.query(keys, "word", wants_proof), http_length))
+        for wants_proof in (False, True)
+    )
+    return SmallSlices(keys_per_client, bare / ideal, proved / ideal, proved / table)

@@ -1,6 +1,7 @@
 """Publishing a round beside copying the same bytes from one warm array to another.
 
-Wall time decides here: the disk takes no CPU time, and publishing uses both cores.
+Wall time decides here: the disk takes no CPU time, and publishing uses both cores. What trees cost
+is a ratio of CPU times.
 """
 
 from __future__ import annotations
@@ -12,14 +13,20 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
 
 from harness import Goal, aligned_zeros, memcpy, progress
+from keyhole.crypto.hashes import HASH_BYTES
+from keyhole.crypto.merkle import Tree
 from keyhole.delivery.sources import sources_of
 from keyhole.server.state import ServerState
+from keyhole.service import segments
 from keyhole.service.publishing import Publisher
 from slice_peers.published import WIDTH, make_state
 
-OF_MEMCPY, DURABLE_OF_MEMCPY = 0.4, 0.15
+OF_MEMCPY, DURABLE_OF_MEMCPY, OF_TREELESS = 0.4, 0.15, 0.6
 SAMPLES, FIRST_SAMPLES = 5, 3
 NEW_ROUNDS = 4  # rounds that are written into new files before old ones can be written over
 
@@ -35,6 +42,9 @@ class Cell:
         steady_cpu: likewise, CPU seconds of all threads.
         first: into new files.
         durable: waiting for the disk.
+        treeless: as steady, but nothing is hashed: what devices receive would be bound to nothing.
+        treeless_cpu: likewise, CPU seconds of all threads.
+        treeless_durable: as durable, likewise.
     """
 
     num_keys: int
@@ -43,12 +53,20 @@ class Cell:
     steady_cpu: float
     first: float
     durable: float
+    treeless: float
+    treeless_cpu: float
+    treeless_durable: float
 
     def goals(self) -> list[Goal]:
         where = f"K={self.num_keys:.0e} memcpy"
         return [
             Goal(f"{where} over publishing", self.copy / self.steady, OF_MEMCPY),
             Goal(f"{where} over durable publishing", self.copy / self.durable, DURABLE_OF_MEMCPY),
+            Goal(
+                f"K={self.num_keys:.0e} rate of publishing over that without trees",
+                self.treeless_cpu / self.steady_cpu,
+                OF_TREELESS,
+            ),
         ]
 
 
@@ -63,6 +81,8 @@ def measure_generation(num_keys: int, root: Path) -> Cell:
             "copy": memcpy(source, target),
             "steady": _publishing(publisher, state, durable=False),
             "durable": _publishing(publisher, state, durable=True),
+            "treeless": _without_trees(_publishing(publisher, state, durable=False)),
+            "treeless_durable": _without_trees(_publishing(publisher, state, durable=True)),
         }
         for _ in range(NEW_ROUNDS):
             works["steady"]()
@@ -70,9 +90,17 @@ def measure_generation(num_keys: int, root: Path) -> Cell:
     shutil.rmtree(directory)
     first = [_first(state, root / f"first-{sample}") for sample in range(FIRST_SAMPLES)]
     wall = {name: statistics.median(each[name][1] for each in taken) for name in works}
-    cpu = statistics.median(each["steady"][0] for each in taken)
+    cpu = {name: statistics.median(each[name][0] for each in taken) for name in works}
     return Cell(
-        num_keys, wall["copy"], wall["steady"], cpu, statistics.median(first), wall["durable"]
+        num_keys,
+        wall["copy"],
+        wall["steady"],
+        cpu["steady"],
+        statistics.median(first),
+        wall["durable"],
+        wall["treeless"],
+        cpu["treeless"],
+        wall["treeless_durable"],
     )
 
 
@@ -83,6 +111,20 @@ def _publishing(publisher: Publisher, state: ServerState, durable: bool) -> Call
         publish_round(publisher, state, durable)
 
     return publish
+
+
+def _without_trees(publish: Callable[[], None]) -> Callable[[], None]:
+    """The same work without a hash: what there would be to publish if rounds had no roots."""
+    none = np.zeros((1, HASH_BYTES), np.uint8)
+
+    def work() -> None:
+        with (
+            patch.object(segments, "hash_leaves", lambda rows: none),
+            patch.object(Tree, "join", lambda tree: None),
+        ):
+            publish()
+
+    return work
 
 
 def publish_round(publisher: Publisher, state: ServerState, durable: bool) -> None:

@@ -56,7 +56,6 @@ def measure(pool: Pool, published: Round, running: Servers) -> Cell:
 
 
 def _herd(server: tuple[int, int], requests: list[bytes]) -> Contestant:
-    """Every request on a connection of its own; all answers have one length."""
-    one = http_contestant(server, requests[:1])
-    job = replace(one.job, requests=requests, answers=one.job.answers * len(requests), seconds=0)
-    return replace(one, job=job)
+    """Every request on a connection of its own."""
+    one = http_contestant(server, requests)
+    return replace(one, job=replace(one.job, seconds=0))

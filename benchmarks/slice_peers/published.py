@@ -42,9 +42,9 @@ class Round:
     packed: Path
     place: dict[str, int]
 
-    def query(self, keys: np.ndarray, table: str = "row") -> bytes:
+    def query(self, keys: np.ndarray, table: str = "row", wants_proof: bool = True) -> bytes:
         """The request for some slices."""
-        return query(self.id, self.place[table], keys)
+        return query(self.id, self.place[table], keys, wants_proof)
 
     def check(self, port: int, keys: np.ndarray) -> None:
         """Demands that a server gives the right bytes."""
@@ -53,9 +53,9 @@ class Round:
             raise RuntimeError("a server gives other slices than were published")
 
 
-def query(round_id: str, table: int, keys: np.ndarray) -> bytes:
+def query(round_id: str, table: int, keys: np.ndarray, wants_proof: bool = True) -> bytes:
     """The request for some slices of a table."""
-    body = encode_query([Ask(table, keys)])
+    body = encode_query([Ask(table, keys, None, wants_proof)])
     head = (
         f"POST /v1/rounds/{round_id}/slices HTTP/1.1\r\nhost: a\r\n"
         f"content-type: application/octet-stream\r\ncontent-length: {len(body)}\r\n\r\n"

@@ -41,7 +41,7 @@ def test_the_best_choice_comes_first_and_every_way_has_its_lines(plan):
     lines = [line.split() for line in out.splitlines() if line.strip()]
     assert out.startswith("The best delivery, by what must be kept from whom")
     assert {line[0]: line[1] for line in lines[1:10] if line[0] in TRUSTS} == {
-        "open": "on-demand",
+        "open": "pregenerated",
         "unlinked": "relay",
         "hidden": "pir",
         "hidden-one-server": "broadcast",
@@ -58,6 +58,8 @@ def test_numbers_are_readable(plan):
     assert "20 MB" in found["broadcast"][0]
     assert "100%" in found["broadcast"][0]
     assert "2.0 MB" in found["on-demand"][0]
+    assert "2.1 MB" in found["pregenerated"][0]
+    assert "Proofs are 85 kB of what pregenerated sends, 4.2% of its slices." in out
     assert "268%" in found["pir-one-server"][0]
     assert "10,000" in found["pregenerated"][1]
     assert "2 x " in found["pir"][1]  # building, at both servers

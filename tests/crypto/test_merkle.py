@@ -143,3 +143,13 @@ def test_the_compiled_loop_finds_the_nodes_that_numpy_finds(num_keys, data):
         assert len(plain) <= tree.shape.max_proof(len(set(keys.tolist())))
     finally:
         merkle.compiled.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("num_leaves", "count"), [(20, 3), (20, 17), (77, 76), (100, 50), (5, 5), (1, 1), (4_000, 90)]
+)
+def test_proofs_have_their_mean_length(num_leaves, count):
+    shape, rng = TreeShape(num_leaves), np.random.default_rng(num_leaves)
+    drawn = [np.sort(rng.choice(num_leaves, count, replace=False)) for _ in range(500)]
+    mean = np.mean([merkle.proof_length(shape, keys) for keys in drawn])
+    assert shape.mean_proof(count) == pytest.approx(mean, rel=0.03)

@@ -53,6 +53,9 @@ def test_on_demand_computes_each_distinct_slice_once():
 def test_pregenerated_computes_every_slice():
     cost = cost_of("pregenerated")
     assert (cost.select_calls, cost.cache_hits, cost.distinct_slices) == (100, 4, 2)
+    # Beside what is sent on demand, proofs. 7 has a sibling on each of the 7 levels below the root,
+    # and 5 and 7 meet two levels up: 4 and 6, then one on each of 5 levels.
+    assert dict(cost.bytes_down) == {0: 4 * (9 + 2) + 7 * 32, 1: 4 * (3 + 2) + 7 * 32, 2: 4 * 2}
     assert cost.leaks == {"slice server": KEYS_AND_WHOSE, "CDN": KEYS_AND_WHOSE}
 
 

@@ -57,7 +57,7 @@ def test_fewer_cores_or_a_narrower_line_take_more_servers_and_say_which_runs_out
     )
     assert (few.first, narrow.first) == ("CPU", "line")
     assert few.servers > 1
-    assert narrow.servers == 5  # 0.34 Gbit/s over 0.07
+    assert narrow.servers == 13  # 0.87 Gbit/s over 0.07
 
 
 def test_two_servers_share_the_bytes_and_a_relay_carries_them_twice():

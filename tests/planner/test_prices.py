@@ -55,7 +55,7 @@ def test_the_best_keeps_what_was_asked_for_and_nothing_that_does_is_smaller(need
     assert ("enclave host" in chosen.about.leaks) <= (trust == "hidden-enclave")
     assert chosen.bytes_total <= price_of("broadcast", need).bytes_total
     for price in prices:
-        if satisfies(price, trust, need):
+        if price.about.is_bound and satisfies(price, trust, need):
             assert (chosen.bytes_total, chosen.server_seconds) <= (
                 price.bytes_total,
                 price.server_seconds,
@@ -87,7 +87,9 @@ def test_more_keys_are_never_cheaper(num_keys, data, way):
     except InputError:
         assert way == "enclave"
         return
-    assert fewer.bytes_total <= price.bytes_total
+    # Two neighbours need no node between them: proofs shrink again where most keys are asked for.
+    slices_fewer, slices = (each.bytes_total - each.proof_bytes for each in (fewer, price))
+    assert slices_fewer <= slices
     if way != "pir":  # a few keys are cheap to send and dear to scan for
         assert fewer.server_seconds <= price.server_seconds * (1 + 1e-9)
 
@@ -138,14 +140,18 @@ def test_in_the_papers_setting_two_servers_keep_most_of_the_saving_and_one_serve
     need = Workload(10_000, 1_000, 2_000, 50)
     prices = {price.name: price for price in price_all(need)}
     whole = prices["broadcast"].bytes_total
-    assert whole / prices["pregenerated"].bytes_total == pytest.approx(10, rel=0.01)
+    clear = prices["pregenerated"]
+    assert whole / (clear.bytes_total - clear.proof_bytes) == pytest.approx(10, rel=0.01)
+    assert whole / clear.bytes_total == pytest.approx(9.56, rel=0.01)  # 2.6 nodes for each slice
     assert whole / prices["pir"].bytes_total == pytest.approx(3.67, rel=0.01)
     assert whole < prices["pir-one-server"].bytes_total
     assert best(prices.values(), need, "hidden").name == "pir"
     assert best(prices.values(), need, "hidden-one-server").name == "broadcast"
     assert best(prices.values(), need, "hidden-enclave").name == "enclave"
     assert best(prices.values(), need, "unlinked").name == "relay"
-    assert best(prices.values(), need).name == "on-demand"
+    assert best(prices.values(), need).name == "pregenerated"
+    # On demand costs less, for nothing binds it: it is never the best, whatever is asked for.
+    assert prices["on-demand"].bytes_total < clear.bytes_total
 
 
 def test_a_way_dearer_than_broadcast_is_refused_with_its_numbers():

@@ -280,9 +280,11 @@ def plan(
 ) -> None:
     """Price every delivery of slices, and name the best.
 
-    Prices follow from public numbers alone: bytes per client are exact, seconds are estimates for
-    one core. The best delivery for a requirement sends the fewest bytes. A private one that sends
-    more than the whole model is never the best: broadcast hides everything for less.
+    Prices follow from public numbers alone: bytes per client are exact, except proofs that slices
+    belong to the round, which are shorter where keys lie together; seconds are estimates for one
+    core. The best delivery for a requirement sends the fewest bytes. A private one that sends more
+    than the whole model is never the best: broadcast hides everything for less. Nor is one whose
+    slices no proof binds.
 
     With --round-seconds it says how many servers the round takes, of deliveries and of sums, and
     which of their resources runs out first; docs/deploy.md works from that.
@@ -333,8 +335,21 @@ def _show(need: Workload, prices: Sequence[Price], chosen: Mapping[Trust, Price]
     console.print(_best_table(need, chosen))
     for table in (_cost_table(need, prices), _server_table(prices), _trust_table(prices)):
         console.print(table)
+    click.echo(_write_proofs(need, prices))
     if beyond := set(delivery_names()) - {price.name for price in prices}:
         click.echo(f"beyond the limits of its messages: {', '.join(sorted(beyond))}")
+
+
+def _write_proofs(need: Workload, prices: Sequence[Price]) -> str:
+    """What it costs that slices fetched by key are bound to the round."""
+    found = max(prices, key=lambda price: price.proof_bytes)
+    share = found.proof_bytes / need.asked_bytes
+    line = (
+        f"Proofs are {write_bytes(found.proof_bytes)} of what {found.name} sends, "
+        f"{_write_share(share)} of its slices."
+    )
+    is_dear = found.bytes_total > need.table_bytes + need.broadcast_bytes
+    return line + ("\nAll slices together are less than that: broadcast them." if is_dear else "")
 
 
 def _best_table(need: Workload, chosen: Mapping[Trust, Price]) -> Table:

@@ -4,121 +4,161 @@ BLAKE3 cuts a text into chunks of 1,024 bytes, hashes each in blocks of 64, and 
 a binary tree. Texts of one length go through the same steps, so that one instruction serves a lane
 of each (O'Connor, Aumasson, Neves and Wilcox-O'Hearn, "BLAKE3", 2020; its section 2 in order here).
 
-What hashes chunks is compiled, and hashes their parents, too; the tree is plain Python. Words are
-copied one by one: where a slice of an array is assigned to another, numba compiles the message of
-an error, which takes longer than all that is here.
+What hashes chunks is compiled, and hashes their parents, too; the tree is plain Python. The state
+of eight texts is sixteen vectors, which fill the registers of AVX2 and do not leave them within a
+block: from loops over arrays the compiler makes half of that speed, so the seven rounds are written
+out in its own language. Other words are copied one by one: where a slice of an array is assigned to
+another, numba compiles the message of an error, which takes longer than all that is here. Numbers
+are little-endian.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
-from numba import njit
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba import njit, types
+from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 Words = NDArray[np.uint32]
 
-_LANES = 128  # their words and state stay in the first cache
+_LANES = 8
 _BATCH = 1 << 14  # rows; what Python does for them takes no time beside hashing them
 _BLOCK, _CHUNK = 64, 1024  # bytes
 _START, _END, _PARENT, _ROOT, _KEYED = 1, 2, 4, 8, 16  # flags of a block
-_IV = np.array([0x6A09E667, 0xBB67AE85, 0x3C6EF372, 0xA54FF53A], np.uint32)
-# Columns, then diagonals, of the state as a 4 x 4 matrix. One call in a loop compiles faster than
-# eight calls.
-_STEPS = np.array(
-    [
-        [i, 4 + (i + k) % 4, 8 + (i + 2 * k) % 4, 12 + (i + 3 * k) % 4]
-        for k in (0, 1)
-        for i in range(4)
-    ]
-)
+_IV = (0x6A09E667, 0xBB67AE85, 0x3C6EF372, 0xA54FF53A)
+# Columns, then diagonals, of the state as a 4 x 4 matrix.
+_STEPS = [
+    [i, 4 + (i + k) % 4, 8 + (i + 2 * k) % 4, 12 + (i + 3 * k) % 4]
+    for k in (0, 1)
+    for i in range(4)
+]
 _PERMUTATION = (2, 6, 3, 10, 7, 0, 4, 13, 1, 11, 12, 5, 9, 14, 15, 8)
+_ROUNDS = 7
+
+_WORD, _NUMBER = ir.IntType(32), ir.IntType(64)
+_VECTOR = ir.VectorType(_WORD, _LANES)
 
 
-def _schedule() -> NDArray[np.int64]:
-    """Which word of a block each step of each of the seven rounds takes."""
-    rounds = [list(range(16))]
-    for _ in range(6):
-        rounds.append([rounds[-1][i] for i in _PERMUTATION])
-    return np.array(rounds)
+def _splat(builder: Any, value: Any) -> Any:
+    """A number of 64 bits, its low half in every lane."""
+    first = builder.insert_element(
+        ir.Constant(_VECTOR, ir.Undefined), builder.trunc(value, _WORD), _WORD(0)
+    )
+    return _shuffle(builder, first, first, [0] * _LANES)
 
 
-_SCHEDULE = _schedule()
+def _shuffle(builder: Any, left: Any, right: Any, lanes: Sequence[int]) -> Any:
+    return builder.shuffle_vector(left, right, ir.Constant(ir.VectorType(_WORD, _LANES), lanes))
 
 
-@njit(cache=True, nogil=True)
-def _mix(a: Words, b: Words, c: Words, d: Words, x: Words, y: Words) -> None:
-    """The quarter round, in every lane. Casts keep numbers at 32 bits."""
-    u = np.uint32
-    for i in range(_LANES):
-        first = u(a[i] + b[i] + x[i])
-        fourth = u(d[i] ^ first)
-        fourth = u(fourth >> u(16)) | u(fourth << u(16))
-        third = u(c[i] + fourth)
-        second = u(b[i] ^ third)
-        second = u(second >> u(12)) | u(second << u(20))
-        first = u(first + second + y[i])
-        fourth = u(fourth ^ first)
-        fourth = u(fourth >> u(8)) | u(fourth << u(24))
-        third = u(third + fourth)
-        second = u(second ^ third)
-        a[i], c[i], d[i] = first, third, fourth
-        b[i] = u(second >> u(7)) | u(second << u(25))
+def _load(builder: Any, address: Any, offset: int) -> Any:
+    at = builder.inttoptr(builder.add(address, _NUMBER(offset)), _VECTOR.as_pointer())
+    return builder.load(at, align=4)
 
 
-@njit(cache=True, nogil=True)
-def _compress(h: Words, m: Words, v: Words, second: Words) -> None:
-    """Takes a block `m` (16, lanes) into the chaining values `h` (8, lanes); `v` is room, and its
-    second half starts with `second` in all lanes."""
-    for i in range(8):
-        for lane in range(_LANES):
-            v[i, lane] = h[i, lane]
-            v[8 + i, lane] = second[i]
-    for turn in range(7):
-        for step in range(8):
-            a, b, c, d = _STEPS[step]
-            x, y = _SCHEDULE[turn, 2 * step], _SCHEDULE[turn, 2 * step + 1]
-            _mix(v[a], v[b], v[c], v[d], m[x], m[y])
-    for i in range(8):
-        for lane in range(_LANES):
-            h[i, lane] = v[i, lane] ^ v[i + 8, lane]
+def _rotate(builder: Any, value: Any, bits: int) -> Any:
+    """To the right."""
+    left, right = (ir.Constant(_VECTOR, [n] * _LANES) for n in (32 - bits, bits))
+    return builder.or_(builder.lshr(value, right), builder.shl(value, left))
+
+
+def _mix(builder: Any, v: list[Any], step: Sequence[int], x: Any, y: Any) -> None:
+    """The quarter round."""
+    a, b, c, d = (v[i] for i in step)
+    for word, first, second in ((x, 16, 12), (y, 8, 7)):
+        a = builder.add(builder.add(a, b), word)
+        d = _rotate(builder, builder.xor(d, a), first)
+        c = builder.add(c, d)
+        b = _rotate(builder, builder.xor(b, c), second)
+    for i, value in zip(step, (a, b, c, d), strict=True):
+        v[i] = value
+
+
+def _transpose(builder: Any, rows: list[Any]) -> list[Any]:
+    """Turns eight words of each of eight texts into a vector for each word."""
+    stages = (
+        ([0, 8, 1, 9, 4, 12, 5, 13], [2, 10, 3, 11, 6, 14, 7, 15], 1),
+        ([0, 1, 8, 9, 4, 5, 12, 13], [2, 3, 10, 11, 6, 7, 14, 15], 2),
+        ([0, 1, 2, 3, 8, 9, 10, 11], [4, 5, 6, 7, 12, 13, 14, 15], 4),
+    )
+    for low, high, apart in stages:
+        pairs = [(i, i + apart) for i in range(_LANES) if not i & apart]
+        for i, j in pairs:
+            left, right = rows[i], rows[j]
+            rows[i] = _shuffle(builder, left, right, low)
+            rows[j] = _shuffle(builder, left, right, high)
+    return [rows[i] for i in (0, 2, 1, 3, 4, 6, 5, 7)]
+
+
+@intrinsic
+def _compress(
+    _: Any, h: Any, block: Any, stride: Any, counter: Any, length: Any, flags: Any
+) -> Any:
+    """Takes a block of each of eight texts, which lie `stride` bytes apart, into `h`, their
+    chaining values; `h` and `block` are addresses."""
+
+    def emit(context: Any, builder: Any, _: Any, args: Any) -> Any:
+        h, block, stride, counter, length, flags = args
+        m = _words(builder, block, stride)
+        v = [_load(builder, h, 32 * i) for i in range(8)]
+        v += [ir.Constant(_VECTOR, [word] * _LANES) for word in _IV]
+        high = builder.lshr(counter, _NUMBER(32))
+        v += [_splat(builder, number) for number in (counter, high, length, flags)]
+        words = list(range(16))
+        for _turn in range(_ROUNDS):
+            for i, step in enumerate(_STEPS):
+                _mix(builder, v, step, m[words[2 * i]], m[words[2 * i + 1]])
+            words = [words[i] for i in _PERMUTATION]
+        for i in range(8):
+            pointer = builder.inttoptr(builder.add(h, _NUMBER(32 * i)), _VECTOR.as_pointer())
+            builder.store(builder.xor(v[i], v[i + 8]), pointer, align=4)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 6), emit
+
+
+def _words(builder: Any, block: Any, stride: Any) -> list[Any]:
+    """The sixteen words of a block of each text."""
+    at = [builder.add(block, builder.mul(stride, _NUMBER(i))) for i in range(_LANES)]
+    halves = [[_load(builder, row, offset) for row in at] for offset in (0, 32)]
+    return [word for half in halves for word in _transpose(builder, half)]
 
 
 @njit(cache=True, nogil=True)
 def _compress_rows(
-    words: Words, length: int, key: Words, first: int, last: int, room: Words, out: Words
+    words: Words, length: int, key: Words, first: int, last: int, h: Words, out: Words
 ) -> None:
     """Writes the chaining value of each chunk of each row to `out`, (m, chunks, 8).
 
     Args:
-        words: (m, n), whole blocks.
+        words: (m, n), whole blocks; m is 8 or more.
         length: bytes of a row; zeros are behind them.
         first: flags of the first block of a chunk.
         last: those of its last block.
-        room: (41, lanes).
+        h: (8, lanes), room.
     """
-    h, m, v, second = room[:8], room[8:24], room[24:40], room[40]
-    for i in range(4):
-        second[i] = _IV[i]
-    for row in range(0, len(words), _LANES):
-        lanes = min(_LANES, len(words) - row)
+    stride = 4 * words.shape[1]
+    for group in range(0, len(words), _LANES):
+        row = min(group, len(words) - _LANES)  # the last ones may be done twice
         for chunk in range(out.shape[1]):
             for i in range(8):
                 for lane in range(_LANES):
                     h[i, lane] = key[i]
             start = chunk * _CHUNK
             stop = min(start + _CHUNK, length)
-            second[4], second[5] = chunk, chunk >> 32
             for at in range(start, max(stop, start + 1), _BLOCK):
-                for lane in range(lanes):
-                    for i in range(16):
-                        m[i, lane] = words[row + lane, at // 4 + i]
-                second[6], second[7] = min(_BLOCK, stop - at), _KEYED
+                flags = _KEYED
                 if at == start:
-                    second[7] |= first
+                    flags |= first
                 if at + _BLOCK >= stop:
-                    second[7] |= last
-                _compress(h, m, v, second)
-            for lane in range(lanes):
+                    flags |= last
+                block = words.ctypes.data + row * stride + at
+                _compress(h.ctypes.data, block, stride, chunk, min(_BLOCK, stop - at), flags)
+            for lane in range(_LANES):
                 for i in range(8):
                     out[row + lane, chunk, i] = h[i, lane]
 
@@ -136,19 +176,21 @@ def hash_lanes(rows: NDArray[np.uint8], key: Words, out: Words) -> None:
 
 def _hash_batch(rows: NDArray[np.uint8], key: Words) -> Words:
     """Joins chunks two by two, level by level; the last one of an odd number waits for its turn."""
-    room = np.zeros((41, _LANES), np.uint32)
+    h, count = np.zeros((8, _LANES), np.uint32), len(rows)
+    if count < _LANES:
+        rows = np.concatenate([rows, np.zeros((_LANES - count, rows.shape[1]), np.uint8)])
     chunks = max(1, -(-rows.shape[1] // _CHUNK))
     values = np.empty((len(rows), chunks, 8), np.uint32)
     end = _END | (_ROOT if chunks == 1 else 0)
-    _compress_rows(_words_of(rows), rows.shape[1], key, _START, end, room, values)
+    _compress_rows(_words_of(rows), rows.shape[1], key, _START, end, h, values)
     while (chunks := values.shape[1]) > 1:
         pairs = np.ascontiguousarray(values[:, : chunks // 2 * 2]).reshape(-1, 16)
         parents = np.empty((len(pairs), 1, 8), np.uint32)
         root = _ROOT if chunks == 2 else 0
-        _compress_rows(_frozen(pairs), _BLOCK, key, _PARENT, root, room, parents)
+        _compress_rows(_frozen(pairs), _BLOCK, key, _PARENT, root, h, parents)
         alone = values[:, chunks // 2 * 2 :]
         values = np.concatenate([parents.reshape(len(rows), -1, 8), alone], axis=1)
-    return values[:, 0]
+    return values[:count, 0]
 
 
 def _words_of(rows: NDArray[np.uint8]) -> Words:

@@ -1,7 +1,8 @@
-"""Finds and copies the nodes of a proof: the compiled loop behind `merkle.prove`.
+"""Finds the nodes of a proof: the compiled loop behind `merkle.proof_places`.
 
 NumPy makes a dozen passes over the keys at every level of a tree; a service that proves 1,000 rows
-to each of many devices makes one.
+to each of many devices makes one. Whether two keys are siblings cannot be foretold, so the loop
+counts instead of branching.
 """
 
 from __future__ import annotations
@@ -20,35 +21,26 @@ def find_siblings(keys: Numbers, sizes: Numbers, room: Numbers, out: Numbers) ->
     Args:
         keys: ascending; may repeat.
         sizes: nodes of each level, from the leaves to the root.
-        room: as long as `keys`.
+        room: longer than `keys` by one.
+        out: longer by one than the longest proof.
     """
     count, known = 0, 0
     for i in range(len(keys)):
-        if i == 0 or keys[i] != keys[i - 1]:
-            room[known] = keys[i]
-            known += 1
+        room[known] = keys[i]
+        known += i + 1 == len(keys) or keys[i + 1] != keys[i]
     start = 0
     for level in range(len(sizes) - 1):
-        at, above = 0, 0
+        at, above, size = 0, 0, sizes[level]
+        room[known] = -1  # nobody's sibling
         while at < known:
             key = room[at]
             sibling = key ^ 1
-            at += 1
-            if at < known and room[at] == sibling:
-                at += 1
-            elif sibling < sizes[level]:
-                out[count] = start + sibling
-                count += 1
+            is_next = room[at + 1] == sibling
+            out[count] = start + sibling
+            count += (not is_next) & (sibling < size)
             room[above] = key >> 1
             above += 1
+            at += 1 + is_next
         known = above
-        start += sizes[level]
+        start += size
     return count
-
-
-@njit(cache=True, nogil=True)
-def copy_nodes(nodes: NDArray[np.uint64], places: Numbers, out: NDArray[np.uint64]) -> None:
-    """Copies nodes, four words each."""
-    for i in range(len(places)):
-        for word in range(4):
-            out[i, word] = nodes[places[i], word]

@@ -58,12 +58,15 @@ class DeliveryAbout(About):
         route: what a device asks the service for; None where devices cannot use it.
         connects_to: parties beside the service that a device connects to, as the options of a
             device name them.
+        is_bound: whether what a device receives is bound to a root in the manifest, so that all
+            devices of a round get the same model.
         wire_name: the word that stands for it in paths of a service; `name` where it is empty.
     """
 
     basis: Basis = "nothing"
     route: DeviceRoute | None = "slices"
     connects_to: tuple[str, ...] = ()
+    is_bound: bool = True
     wire_name: str = ""
 
     @property
@@ -77,7 +80,7 @@ class Cost:
     """The cost of delivering one round.
 
     Args:
-        bytes_down: bytes of slices that each client received.
+        bytes_down: bytes that each client received: slices, and what binds them to the round.
         bytes_up: bytes of keys that each client sent to receive them.
         select_calls: slices that were computed, one for each call of the select function.
         cache_hits: slices that were asked for and found computed.
@@ -113,7 +116,8 @@ class Delivered:
 
 @dataclass(frozen=True)
 class Price:
-    """What one delivery costs in a round. Bytes are exact, seconds are estimates of one core.
+    """What one delivery costs in a round. Bytes are exact but for those of proofs, which depend on
+    the keys; seconds are estimates of one core.
 
     Args:
         bytes_down: that a client receives, from all servers together.
@@ -128,6 +132,8 @@ class Price:
         requests: of a device at each party, those for params and hints among them.
         passed_on_by: the party that passes everything on to the others, which devices then do not
             connect to; empty if there is none.
+        proof_bytes: of `bytes_down`, the proofs that slices fetched by key belong to the round: the
+            mean for keys that are drawn evenly. Keys that lie together take fewer.
     """
 
     about: DeliveryAbout
@@ -141,6 +147,7 @@ class Price:
     is_cacheable: bool = False
     requests: int = 1
     passed_on_by: str = ""
+    proof_bytes: int = 0
 
     @property
     def name(self) -> str:

@@ -1,9 +1,10 @@
 """Delivers slices in the clear, by the three options of section 3.2 of the paper, in process.
 
 Slices of a cut model are rows of the server's tables, so each option gathers the same rows and
-delivers the same bytes; the costs are counted from what it would have to compute and send. With a
-coding, clients train on what their coded slices stand for: fewer bytes, and numbers that are right
-on average. What everyone receives stays plain.
+delivers the same bytes; the costs are counted from what it would have to compute and send, the
+proofs that slices belong to the round included. With a coding, clients train on what their coded
+slices stand for: fewer bytes, and numbers that are right on average. What everyone receives stays
+plain.
 """
 
 from __future__ import annotations
@@ -13,8 +14,12 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from keyhole.about import Leak
 from keyhole.arrays import Array, KeyArray, Tree
+from keyhole.crypto.hashes import HASH_BYTES
+from keyhole.crypto.merkle import TreeShape, compiled, proof_length
 from keyhole.delivery.base import (
     KEYS_AND_WHOSE,
     NOTHING,
@@ -36,7 +41,7 @@ from keyhole.delivery.records import (
 )
 from keyhole.pricing import Speeds, Workload
 from keyhole.primitives.keyspace import bytes_of_keys, key_bytes
-from keyhole.primitives.layout import Layout, RowSource, select_rows
+from keyhole.primitives.layout import KeysBySpace, Layout, RowSource, select_rows
 
 if TYPE_CHECKING:
     from keyhole.server.state import ServerState
@@ -52,7 +57,11 @@ _ON_DEMAND = DeliveryAbout(
     name="on-demand",
     title="on demand",
     leaks=MappingProxyType({"server": KEYS_AND_WHOSE}),
-    rests_on="None is made: the server is trusted with every client's keys.",
+    rests_on=(
+        "None is made: the server is trusted with every client's keys, and to give all of them one "
+        "model."
+    ),
+    is_bound=False,
 )
 _PREGENERATED = DeliveryAbout(
     name="pregenerated",
@@ -151,15 +160,18 @@ class Pregenerated:
     def price(self, load: Workload, speeds: Speeds) -> Price:
         """Prices slices that are made once, and given out by the slice server or its caches."""
         server = next(iter(self.about.leaks))
+        shape = TreeShape(load.num_keys)
+        proof = HASH_BYTES * round(shape.mean_proof(load.keys_per_client))
         return Price(
             self.about,
-            *_clear_bytes(load),
-            {server: load.cohort * load.asked_bytes / speeds.gather},
+            *_clear_bytes(load, proof),
+            {server: load.cohort * (load.asked_bytes + proof) / speeds.gather},
             0.0,
-            load.table_bytes,
+            load.table_bytes + shape.num_nodes * HASH_BYTES,
             load.num_keys,
             {server: making_seconds(load, speeds)},
             is_cacheable=True,
+            proof_bytes=proof,
         )
 
     def cost(self, layout: Layout, demand: Demand) -> Cost:
@@ -173,10 +185,10 @@ class Pregenerated:
         return _deliver(state, keys, cost, self.coding)
 
 
-def _clear_bytes(load: Workload) -> tuple[int, int]:
+def _clear_bytes(load: Workload, proof: int = 0) -> tuple[int, int]:
     """What a client receives, and sends to name its keys."""
     up = bytes_of_keys(load.keys_per_client, load.num_keys)
-    return load.asked_bytes + load.broadcast_bytes, up
+    return load.asked_bytes + proof + load.broadcast_bytes, up
 
 
 def _deliver(state: ServerState, keys: Demand, cost: Cost, coding: Coding) -> Delivered:
@@ -215,6 +227,15 @@ class _CodedRows:
         return table.decode_rows(table.encode_rows(self._state.rows(part, keys), keys))
 
 
+def _proof_bytes(layout: Layout, keys: KeysBySpace) -> int:
+    """Of what leads from the slices of a client to the roots of their tables."""
+    compiled()  # a cohort has many clients
+    return HASH_BYTES * sum(
+        proof_length(TreeShape(part.space.num_keys), np.sort(part.keys_of(keys).array))
+        for part in cut_parts(layout)
+    )
+
+
 def _served(
     layout: Layout, demand: Demand, computed: int, leaks: Mapping[str, Leak], coding: Coding
 ) -> Cost:
@@ -225,6 +246,7 @@ def _served(
     return Cost(
         bytes_down={
             c: model_bytes(layout, tables, {name: len(keys) for name, keys in z.items()})
+            + (_proof_bytes(layout, z) if computed else 0)  # on demand there is no root
             for c, z in demand.items()
         },
         bytes_up={c: key_bytes(z.values()) for c, z in demand.items()},

@@ -1,9 +1,11 @@
 """Prices every delivery and names the best, given what parties may learn.
 
 A pure function of public numbers. It prefers fewer bytes, then less work of servers, and never a
-private delivery that sends more than the whole model: broadcast hides everything for less. Bytes
-are exact: slices, keys and the messages of a protocol, without HTTP and TLS around them. Seconds
-are estimates of one core: `Speeds` times what is copied, hashed, scanned and enciphered.
+private delivery that sends more than the whole model: broadcast hides everything for less. Nor
+slices that are bound to nothing (`DeliveryAbout.is_bound`): they have no proofs, and cost less for
+it. Bytes are exact, proofs for keys that are drawn evenly excepted: slices, keys and the messages
+of a protocol, without HTTP and TLS around them. Seconds are estimates of one core: `Speeds` times
+what is copied, hashed, scanned and enciphered.
 """
 
 from __future__ import annotations
@@ -99,8 +101,8 @@ def satisfies(price: Price, trust: Trust, load: Workload) -> bool:
 
 
 def best(prices: Iterable[Price], load: Workload, trust: Trust = "open") -> Price:
-    """Returns the way with the fewest bytes that satisfies a requirement; of several the one that
-    servers compute least for.
+    """Returns the way with the fewest bytes that satisfies a requirement, and gives all devices one
+    model provably; of several the one that servers compute least for.
 
     Broadcast satisfies every requirement, so a private way that is dearer is never the best. Raises
     InputError where none of the prices satisfies it, or there is no such requirement.
@@ -110,7 +112,7 @@ def best(prices: Iterable[Price], load: Workload, trust: Trust = "open") -> Pric
     >>> [best(prices, load, trust).name for trust in ("unlinked", "hidden", "hidden-one-server")]
     ['relay', 'pir', 'broadcast']
     """
-    suitable = [price for price in prices if satisfies(price, trust, load)]
+    suitable = [p for p in prices if p.about.is_bound and satisfies(p, trust, load)]
     if not suitable:
         raise InputError(
             f"no way satisfies {trust!r}: got prices of none that does; expected prices with "

@@ -142,7 +142,7 @@ def _make_fence() -> Any:
     return fence
 
 
-_copy_row = _move((LINE, 4, 1))
+_copy_row = _move((LINE, 32, 4, 1))
 _stream_row = _move((LINE, 16), streams=True)
 _add_row = _move((LINE, 0), adds=True)
 _fence = _make_fence()

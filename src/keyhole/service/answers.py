@@ -9,19 +9,24 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from keyhole.arrays import KeyArray
-from keyhole.crypto.hashes import HASH_BYTES, HashArray
+from keyhole.crypto.hashes import HASH_BYTES
 from keyhole.delivery.records import RecordArray
 from keyhole.errors import TooLargeError
+from keyhole.server.rows import copy_rows
 from keyhole.service.routes import Body
 from keyhole.wire.assignment import Fetched, SliceTable
 from keyhole.wire.manifest import TableInfo
 from keyhole.wire.messages import Ask, sent_mask, unchanged
-from keyhole.wire.proofs import max_proof_nodes, prove_keys, vouch
+from keyhole.wire.proofs import max_proof_nodes, place_nodes, vouch
 
 Gather: TypeAlias = Callable[[SliceTable, KeyArray, RecordArray | None], Awaitable[Fetched]]
 """Fetches records of a table, as its `fetch` does, when it is this request's turn."""
+
+Places: TypeAlias = NDArray[np.int64]
+"""Where nodes lie in the tree of a table."""
 
 
 def max_bytes_of(asks: Sequence[Ask], tables: Sequence[SliceTable], limit: int) -> int:
@@ -43,17 +48,17 @@ async def answer_query(
     Args:
         tables: the table of each ask.
     """
-    proofs = [_proof_of(ask, table) for ask, table in zip(asks, tables, strict=True)]
+    proofs = [_places_of(ask, table) for ask, table in zip(asks, tables, strict=True)]
     if any(ask.names is not None for ask in asks):
         return await _changed_alone(asks, tables, proofs, gather)
     sizes = [len(a.keys) * t.info.record_bytes for a, t in zip(asks, tables, strict=True)]
-    whole = np.empty(sum([proof.nbytes for proof in proofs]) + sum(sizes), np.uint8)
+    whole = np.empty(HASH_BYTES * sum(map(len, proofs)) + sum(sizes), np.uint8)
     at = 0
-    for ask, table, proof, size in zip(asks, tables, proofs, sizes, strict=True):
-        start = at + proof.nbytes
+    for ask, table, places, size in zip(asks, tables, proofs, sizes, strict=True):
+        start = at + HASH_BYTES * len(places)
         out = whole[start : start + size].reshape(len(ask.keys), table.info.record_bytes)
         fetched = await gather(table, ask.keys, out)
-        whole[at:start] = _vouched(ask, table, proof, fetched).reshape(-1)
+        _write_proof(ask, table, places, fetched, whole[at:start])
         at = start + size
     return whole.data, sum(sizes)
 
@@ -63,19 +68,20 @@ def segment_proof(table: SliceTable, place: int) -> memoryview:
     segment = table.info.segments[place]
     assert table.tree is not None  # else there is no segment
     keys = np.arange(segment.first, segment.first + segment.count)
-    return prove_keys(table.tree, keys).reshape(-1).data
+    return table.tree.nodes[place_nodes(table.tree.shape, keys)].reshape(-1).data
 
 
 async def _changed_alone(
-    asks: Sequence[Ask], tables: Sequence[SliceTable], proofs: Sequence[HashArray], gather: Gather
+    asks: Sequence[Ask], tables: Sequence[SliceTable], proofs: Sequence[Places], gather: Gather
 ) -> tuple[Body, int]:
     """The answer where the device holds some of the slices: only those that changed are sent."""
     parts: list[np.ndarray] = []
     ideal = 0
-    for ask, table, proof in zip(asks, tables, proofs, strict=True):
+    for ask, table, places in zip(asks, tables, proofs, strict=True):
         fetched = await gather(table, ask.keys, None)
         records, same = fetched.records, unchanged(ask, fetched.leaves)
-        parts.append(_vouched(ask, table, proof, fetched).reshape(-1))
+        parts.append(np.empty(HASH_BYTES * len(places), np.uint8))
+        _write_proof(ask, table, places, fetched, parts[-1])
         if same is not None:
             parts.append(np.frombuffer(sent_mask(~same), np.uint8))
             records = records[~same]
@@ -91,16 +97,21 @@ def _max_bytes(ask: Ask, info: TableInfo) -> int:
     return proof + count * (info.record_bytes + 1)
 
 
-def _proof_of(ask: Ask, table: SliceTable) -> HashArray:
-    """What comes before the records of a block; zeros where the records themselves decide it."""
+def _places_of(ask: Ask, table: SliceTable) -> Places:
+    """The nodes before the records of a block; any one place where the records decide the node."""
     if not ask.wants_proof or not len(ask.keys):
-        return np.empty((0, HASH_BYTES), np.uint8)
+        return np.empty(0, np.int64)
     if table.tree is None:
-        return np.zeros((1, HASH_BYTES), np.uint8)
-    return prove_keys(table.tree, ask.keys)
+        return np.zeros(1, np.int64)
+    return place_nodes(table.tree.shape, ask.keys)
 
 
-def _vouched(ask: Ask, table: SliceTable, proof: HashArray, fetched: Fetched) -> HashArray:
-    """The proof, once the records are there."""
-    is_vouched = table.tree is None and len(proof) > 0
-    return vouch(ask.keys, fetched.leaves) if is_vouched else proof
+def _write_proof(
+    ask: Ask, table: SliceTable, places: Places, fetched: Fetched, out: NDArray[np.uint8]
+) -> None:
+    """Writes the nodes before the records of a block, once the records are there."""
+    nodes = out.reshape(len(places), HASH_BYTES)
+    if table.tree is not None:
+        copy_rows(table.tree.nodes, places, None, nodes, False)
+    elif len(places):
+        nodes[:] = vouch(ask.keys, fetched.leaves)

@@ -43,7 +43,7 @@ from keyhole.service.on_demand import SliceSlab
 from keyhole.service.reading import MappedTable
 from keyhole.service.routes import Application, MetricsApp
 from keyhole.wire.manifest import SegmentInfo, TableInfo
-from keyhole.wire.proofs import prove_keys
+from keyhole.wire.proofs import place_nodes
 
 _SUPERVISE_EVERY = 0.1  # seconds between looks at workers
 _FIRST_WAIT, _LONGEST_WAIT = 0.1, 30.0  # seconds before a worker is replaced
@@ -287,7 +287,7 @@ def warm_up() -> None:
     records.flags.writeable = tree.nodes.flags.writeable = False  # as mapped ones are
     for whole in (None, records):
         MappedTable(info, tree, (records[:2], records[2:]), whole).gather(keys)
-    prove_keys(tree, keys)
+    place_nodes(tree.shape, keys)
     SliceSlab(2**62, 4, max_bytes=10**5).claim(keys)  # too many keys for slots of their own
 
 

@@ -12,10 +12,11 @@ Hidden: nothing. Not hidden: keys; they are in the query.
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from keyhole.arrays import KeyArray
 from keyhole.crypto.hashes import HashArray
-from keyhole.crypto.merkle import Tree, TreeShape, proof_length, prove, root_of
+from keyhole.crypto.merkle import Tree, TreeShape, proof_places, root_of
 from keyhole.errors import DamageError
 from keyhole.wire.manifest import TableInfo
 
@@ -27,14 +28,15 @@ def max_proof_nodes(info: TableInfo, count: int) -> int:
 
 def count_nodes(info: TableInfo, keys: KeyArray) -> int:
     """Nodes before the records of keys."""
-    if not info.root or not len(keys):
+    if not info.root:
         return int(len(keys) > 0)
-    return proof_length(TreeShape(info.num_keys), np.sort(keys))
+    return len(place_nodes(TreeShape(info.num_keys), keys))
 
 
-def prove_keys(tree: Tree, keys: KeyArray) -> HashArray:
-    """The nodes that lead from the records of keys, in any order, to the root of their table."""
-    return prove(tree, np.sort(keys)) if len(keys) else tree.nodes[:0]
+def place_nodes(shape: TreeShape, keys: KeyArray) -> NDArray[np.int64]:
+    """Where in a tree those nodes lie that lead from the records of keys, in any order, to its
+    root."""
+    return proof_places(shape, np.sort(keys)) if len(keys) else np.empty(0, np.int64)
 
 
 def vouch(keys: KeyArray, leaves: HashArray) -> HashArray:
