@@ -1,8 +1,9 @@
 """Describes what ways are priced with: the public numbers of a round, and the speed of one core.
 
 `Speeds` holds the numbers of `planner.speeds.calibrate` on a 2-core machine (AMD EPYC, 16 November
-2026), which had other work too: medians over eight runs (`binding`, `ask_seconds` and
-`share_seconds`: four), rounded. Where it cannot measure one, the line says where it comes from. New
+2026), which had other work too: medians over eight runs (`ask_seconds` and `share_seconds`: four;
+`binding`, `path_seconds` and `opening`: four on 18 November, with paths in rows, while the machine
+did much else), rounded. Where it cannot measure one, the line says where it comes from. New
 memory costs page faults: replies are made almost three times as fast in a process that keeps what
 it freed, as the `keyhole` command does. Half of the runs kept it, so speeds lie in between.
 
@@ -128,8 +129,8 @@ class Speeds:
     """
 
     gather: float = 6.8e9
-    binding: float = 0.37e9
-    path_seconds: float = 1.3e-6
+    binding: float = 0.23e9
+    path_seconds: float = 0.3e-6
     place_seconds: float = 0.25e-6
     aes: float = 6.6e9
     scan: float = 23e9
@@ -141,7 +142,7 @@ class Speeds:
     reply: float = 1.8e9
     ask_seconds: float = 2.4e-3
     share_seconds: float = 0.2e-6
-    opening: float = 1e9
+    opening: float = 0.7e9
     lwe_answer: float = 7e9
     lwe_answer_many: float = 15e9
     lwe_hint: float = 16e6
