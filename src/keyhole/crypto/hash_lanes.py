@@ -94,8 +94,7 @@ def _transpose(builder: Any, rows: list[Any]) -> list[Any]:
     return [rows[i] for i in (0, 2, 1, 3, 4, 6, 5, 7)]
 
 
-@intrinsic
-def _compress(
+def _type_compress(
     _: Any, h: Any, block: Any, stride: Any, counter: Any, length: Any, flags: Any
 ) -> Any:
     """Takes a block of each of eight texts, which lie `stride` bytes apart, into `h`, their
@@ -119,6 +118,9 @@ def _compress(
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 6), emit
+
+
+_compress: Any = intrinsic(_type_compress)
 
 
 def _words(builder: Any, block: Any, stride: Any) -> list[Any]:
