@@ -167,7 +167,7 @@ class Pair:
         for party in (0, 1):
             self.trainer(party).close_sum(round_id)
 
-    def wait(self, round_id, phases=("ready", "failed"), seconds=60.0, parties=(0, 1)):
+    def wait(self, round_id, phases=("ready", "failed"), seconds=300.0, parties=(0, 1)):
         """Waits until all are in one of these phases; returns what they say."""
         until = time.monotonic() + seconds
         while True:
@@ -184,7 +184,7 @@ class Pair:
         return [one + other for one, other in zip(*tables, strict=True)]
 
 
-def eventually(holds, seconds=60.0):
+def eventually(holds, seconds=300.0):
     """Whether something comes to hold."""
     until = time.monotonic() + seconds
     while not holds():
