@@ -42,7 +42,7 @@ def test_what_a_page_links_to_exists(page):
 
 
 # Where paths in pages begin, and the folders that tell a path from a fraction or a URL.
-BEGINNINGS = [ROOT, ROOT / "src" / "keyhole", ROOT / "docs"]
+BEGINNINGS = [ROOT, ROOT / "src" / "keyhole", ROOT / "docs", ROOT / "tests"]
 FOLDERS = {path.name for start in BEGINNINGS for path in start.iterdir() if path.is_dir()}
 PATH = re.compile(r"`([\w-]+)/([\w/.-]+)`")
 
@@ -73,6 +73,15 @@ def test_paths_are_found_in_text():
     named = paths_of("`src/keyhole/rounds`, `rounds/round.py`, `1/2` and `records.jsonl`")
     assert named == {"src/keyhole/rounds", "rounds/round.py"}
     assert len(paths_of((ROOT / "docs" / "paper-map.md").read_text())) > 20
+
+
+def test_every_row_on_a_party_names_its_test():
+    """Each says what a party learns or can do: a test holds it, or nothing is claimed."""
+    page = (ROOT / "docs" / "trust.md").read_text()
+    tables = re.findall(r"^\|[^\n]*\bcurious \|[^\n]*\n\|[-|]+\n((?:\|[^\n]*\n)+)", page, re.M)
+    assert len(tables) > 8
+    for row in "".join(tables).splitlines():
+        assert re.search(r"`[\w/]+/test_\w+\.py`|\bnot protected\b", row), row
 
 
 def test_every_test_of_the_paper_map_exists():
