@@ -187,11 +187,7 @@ def test_aggregators_speak_tls_to_each_other_devices_and_trainers(tmp_path):
 def cohort_of(rounds):
     """The devices of the round that a trainer publishes."""
     with closing(RoundsDirectory(rounds)) as directory:
-<<<<<<< HEAD
         assert eventually(lambda: directory.current() is not None, seconds=240)
-=======
-        assert eventually(lambda: directory.current() is not None)
->>>>>>> 8d67406 (Tests of aggregators wait five minutes where a machine is busy)
         return sorted(directory.current().cohort)
 
 
@@ -232,13 +228,8 @@ def test_a_private_run_of_programs_trains_and_says_who_learned_what(pair, tmp_pa
         launch("serve", rounds, "--port", port, "--token-key", service_key, "--again", 0.2)
         trainer = launch(
             *("train", "so_tag", *task, "--rounds", 1, "--out", tmp_path / "runs"),
-<<<<<<< HEAD
             *("--devices", rounds, "--round-seconds", 240),
             *("--aggregators", urls, "--min-clients", 3, "--signing-key", signing[0]),
-=======
-            *("--devices", rounds, "--round-seconds", 300),
-            *("--aggregators", urls, "--min-clients", 3),
->>>>>>> 8d67406 (Tests of aggregators wait five minutes where a machine is busy)
             *("--aggregator-tokens", ",".join(map(str, tokens))),
         )
         for name in cohort_of(rounds):
