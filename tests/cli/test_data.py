@@ -19,7 +19,7 @@ from rich.filesize import decimal
 from keyhole.cli.data import data
 from keyhole.cli.main import main
 from keyhole.cli.report import report
-from keyhole.cli.screen import progress_bars
+from keyhole.cli.screen import make_bars
 from tests.data import files
 from tests.experiments.report.runs import write_sweep
 from tests.helpers import LONG
@@ -164,7 +164,7 @@ def test_a_bad_file_is_one_line_and_exit_code_2(folders, capsys):
     ],
 )
 def test_a_bar_shows_count_and_rate_in_its_unit(fields, count, rate):
-    bars, seconds = progress_bars(), itertools.count()
+    bars, seconds = make_bars(), itertools.count()
     bars.get_time = lambda: float(next(seconds))
     bar = bars.add_task("reading", total=9_000_000, note="a note", **fields)
     for _ in range(4):
@@ -176,7 +176,7 @@ def test_a_bar_shows_count_and_rate_in_its_unit(fields, count, rate):
 
 
 def test_a_bar_keeps_to_one_line_of_a_narrow_terminal():
-    bars = progress_bars()
+    bars = make_bars()
     task = bars.add_task("import stackexchange_mini", total=520_600, note="", unit="bytes")
     bars.update(task, completed=520_600)
     console = Console(file=io.StringIO(), width=80)

@@ -30,15 +30,9 @@ _PATIENCE = 5.0  # seconds without an update after which a terminal says who is 
 _NAMED = 20  # devices that one line names
 
 
-@contextmanager
-def progress_bars() -> Iterator[Progress]:
-    """Shows bars with a description, the count, the rate and the time that remains; where an error
-    ends the work, they are wiped off.
-
-    A task is added with a `note`, which may be empty, and where it helps with a `unit`: what is
-    counted, such as "clients"; "bytes" are told as kB and MB.
-    """
-    bars = Progress(
+def make_bars() -> Progress:
+    """Returns the bars that `progress_bars` shows."""
+    return Progress(
         _Shrinking("{task.description}"),  # where a line is too long, words are cut, not counts
         BarColumn(bar_width=16),
         _Count(Column(no_wrap=True)),
@@ -49,6 +43,17 @@ def progress_bars() -> Iterator[Progress]:
         _Shrinking("{task.fields[note]}"),
         console=Console(stderr=True),
     )
+
+
+@contextmanager
+def progress_bars() -> Iterator[Progress]:
+    """Shows bars with a description, the count, the rate and the time that remains; where an error
+    ends the work, they are wiped off.
+
+    A task is added with a `note`, which may be empty, and where it helps with a `unit`: what is
+    counted, such as "clients"; "bytes" are told as kB and MB.
+    """
+    bars = make_bars()
     with bars:
         try:
             yield bars
