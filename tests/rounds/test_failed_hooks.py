@@ -82,6 +82,7 @@ def test_the_command_shows_the_frames_of_the_user_or_all(asks, tmp_path, monkeyp
     (tmp_path / "mine_failing.py").write_text("def data(seed):\n    return int('three')\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("KEYHOLE_CACHE", str(tmp_path))
+    monkeypatch.setattr("keyhole.rounds.cores.use_one_thread", lambda: None)  # JAX has started
     if asks == "variable":
         monkeypatch.setenv("KEYHOLE_TRACEBACK", "1")
     words = ["--traceback"] if asks == "option" else []
