@@ -74,6 +74,7 @@ RESERVED = {
     },
     "obstore": {"service"},
     "prometheus_client": {"service"},
+    "pyarrow": {"data"},
     "ray": {"engines/ray"},
     "rich": {"cli"},
     "tensorboardX": {"rounds"},

@@ -12,7 +12,7 @@ import pytest
 import keyhole
 from tests.helpers import ROOT
 
-HEAVY = ("jax", "numba", "flwr", "ray", "torch", "click", "rich")
+HEAVY = ("jax", "numba", "flwr", "ray", "torch", "click", "rich", "pandas", "pyarrow", "datasets")
 PACKAGES = ["keyhole", "keyhole.data", "keyhole.errors", "keyhole.keys"]
 ON_DEMAND = {
     name: f"keyhole.{module}"
@@ -52,6 +52,12 @@ def test_type_checkers_see_what_is_found_on_demand():
 def test_names_on_demand_are_those_of_their_modules():
     for name, module in ON_DEMAND.items():
         assert getattr(keyhole, name) is getattr(importlib.import_module(module), name)
+
+
+def test_modules_are_found_as_attributes():
+    for name in keyhole._MODULES:
+        assert getattr(keyhole, name) is importlib.import_module(f"keyhole.{name}")
+        assert name in dir(keyhole)
 
 
 def test_a_name_that_is_not_there_is_an_attribute_error():

@@ -144,7 +144,12 @@ _ON_DEMAND = {  # module -> names that it is loaded for
 }
 
 
+_MODULES = ("data", "keys")  # found as attributes: kh.data.from_pandas
+
+
 def __getattr__(name: str) -> typing.Any:
+    if name in _MODULES:
+        return importlib.import_module(f"keyhole.{name}")
     if name == "__version__":
         return importlib.import_module("importlib.metadata").version("keyhole")
     for module, names in _ON_DEMAND.items():
@@ -154,4 +159,4 @@ def __getattr__(name: str) -> typing.Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, "__version__"})
+    return sorted({*globals(), *__all__, *_MODULES, "__version__"})

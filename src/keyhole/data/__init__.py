@@ -1,8 +1,10 @@
-"""Opens the examples of clients: known files, imported once, or data made from a seed."""
+"""Opens the examples of clients: your own, known files, imported once, or made from a seed."""
 
 from keyhole.data.cache import cache_root
 from keyhole.data.federated import Dataset, FederatedData, Ragged, draw_pool, hold_out
 from keyhole.data.open import list_datasets, make_synthetic, open_dataset, verify
+from keyhole.data.own import from_arrays, from_dict
+from keyhole.data.tables import from_files, from_huggingface, from_pandas
 
 __all__ = [
     "Dataset",
@@ -10,6 +12,11 @@ __all__ = [
     "Ragged",
     "cache_root",
     "draw_pool",
+    "from_arrays",
+    "from_dict",
+    "from_files",
+    "from_huggingface",
+    "from_pandas",
     "hold_out",
     "list_datasets",
     "make_synthetic",

@@ -7,9 +7,9 @@ client is a slice. Where arrays are memory maps, only the clients that are asked
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -160,6 +160,7 @@ class Dataset:
         names: what numbers stand for: "words" and "tags" of posts, "classes" of writers, "items".
         facts: "source", "licence", "sha256" of the file, and whatever else explains the data.
         inputs: column -> the key space whose keys it names, for a `keyhole.front.task.Task`.
+        target: the column that is predicted, where the data say so.
     """
 
     name: str
@@ -168,6 +169,61 @@ class Dataset:
     names: Mapping[str, Sequence[str]]
     facts: Mapping[str, str] = field(default_factory=dict)
     inputs: Mapping[str, str] = field(default_factory=dict)
+    target: str | None = None
+
+    def hold_out(
+        self,
+        share: float,
+        by: Literal["client", "time", "within"] = "client",
+        *,
+        column: str | None = None,
+        seed: int = 0,
+        into: str = "test",
+    ) -> Dataset:
+        """Returns the data with a share of the training examples set aside in a split of their own.
+
+        Args:
+            share: above 0 and below 1.
+            by: "client" sets whole clients aside, drawn at random; "time" the latest examples of
+                all clients, by `column`; "within" some examples of each client that has two or
+                more: its latest, where `column` is given, else drawn at random.
+            column: of times, such as dates or seconds.
+            seed: of what is drawn.
+            into: the split that they go to.
+
+        Raises:
+            InputError: one side would be empty, the split is there already, or `column` is not one
+                of times.
+
+        >>> people = FederatedData.of(["a", "b"], [2, 4], {"day": np.array([1, 9, 2, 3, 4, 5])})
+        >>> data = Dataset("mine", "own", {"train": people}, {})
+        >>> found = data.hold_out(0.25, by="within", column="day").splits
+        >>> found["train"].columns["day"].tolist(), found["test"].columns["day"].tolist()
+        ([1, 2, 3, 4], [9, 5])
+        """
+        if into in self.splits or not 0 < share < 1:
+            raise InputError(
+                f"nothing can be held out: got a share of {share} for the split {into!r}; expected "
+                f"a share between 0 and 1, and none of {', '.join(self.splits)}; choose another"
+            )
+        data, rng = self.splits["train"], np.random.default_rng(seed)
+        if by == "client":
+            kept, held = hold_out(data, share, rng)
+        elif by == "time":
+            kept, held = _cut_at(data, _latest(_times(data, column), share))
+        elif by == "within":
+            kept, held = _cut_at(data, _of_each(data, column, share, rng))
+        else:
+            raise InputError(
+                f"data cannot be split so: got by={by!r}; expected client, time or within; choose "
+                "one of them"
+            )
+        said = f"{share:g} by {by}" + (f" of {column}" if column else "") + f", seed {seed}"
+        return replace(
+            self,
+            splits={**self.splits, "train": kept, into: held},
+            facts={**self.facts, f"held out for {into}": said},
+        )
 
 
 def hold_out(
@@ -199,9 +255,72 @@ def draw_pool(data: FederatedData, limit: int, rng: np.random.Generator) -> dict
     >>> draw_pool(data, 10, np.random.default_rng(0))["label"].tolist()
     [0, 1, 2, 3]
     """
-    ends = np.cumsum(data.counts)
-    total = int(ends[-1]) if len(ends) else 0
+    total = data.num_examples
     places = np.sort(rng.choice(total, limit, replace=False)) if limit < total else np.arange(total)
-    owner = np.searchsorted(ends, places, side="right")
-    at = data.starts[owner] + places - (ends - data.counts)[owner]
+    at = _rows(data, places)[1]
     return {name: column[at] for name, column in data.columns.items()}
+
+
+def _rows(data: FederatedData, places: Array | None = None) -> tuple[Array, Array]:
+    """Whose example stands at each place, counted over all clients, and its row in the columns."""
+    ends = np.cumsum(data.counts)
+    places = np.arange(data.num_examples) if places is None else places
+    owner = np.searchsorted(ends, places, side="right")
+    return owner, data.starts[owner] + places - (ends - data.counts)[owner]
+
+
+_WHOLE_FLOATS = 2**24  # from here on a float32 passes over whole numbers
+
+
+def _times(data: FederatedData, column: str | None) -> Array:
+    """The time of each example, over all clients; InputError where a column has none."""
+    found = data.columns.get(column or "")
+    if not isinstance(found, np.ndarray) or found.ndim != 1:
+        raise InputError(
+            f"no column of times: got {column!r}; expected a column with one number for each "
+            f"example, of {', '.join(data.columns)}; pass column=NAME"
+        )
+    times = np.asarray(found[_rows(data)[1]])
+    if times.dtype.kind == "f" and not (np.abs(times) < _WHOLE_FLOATS).all():
+        raise InputError(
+            f"column {column!r} holds no exact times: got {times.dtype} up to {times.max()}; "
+            f"expected dates, whole numbers, or floats below {_WHOLE_FLOATS}; convert it"
+        )
+    return times
+
+
+def _latest(times: Array, share: float) -> Array:
+    """Whether each example is one of the latest; those of one time are on one side."""
+    cut = np.sort(times)[min(ceil((1 - share) * len(times) - 1e-9), len(times) - 1)]
+    return np.asarray(times >= cut)
+
+
+def _of_each(
+    data: FederatedData, column: str | None, share: float, rng: np.random.Generator
+) -> Array:
+    """Whether each example is held out: of n of a client, n * share, and 1 or more if n > 1."""
+    owner, _ = _rows(data)
+    by = rng.random(len(owner)) if column is None else _times(data, column)
+    counts = data.counts
+    held = np.where(counts > 1, np.maximum(1, np.floor(counts * share + 1e-9)), 0)
+    order = np.lexsort((by, owner))  # stable: examples of one time stay in order
+    rank = np.empty(len(owner), np.int64)
+    rank[order] = np.arange(len(owner)) - (np.cumsum(counts) - counts)[owner]
+    return np.asarray(rank >= (counts - held)[owner])
+
+
+def _cut_at(data: FederatedData, is_held: Array) -> tuple[FederatedData, FederatedData]:
+    """Examples that are kept, and those held out; a client is in a split if it has one there."""
+    if is_held.all() or not is_held.any():
+        raise InputError(
+            f"held-out examples leave nothing on one side: got {int(is_held.sum())} of "
+            f"{len(is_held)} examples; expected some on each side; choose another share or column"
+        )
+    owner, at = _rows(data)
+    sides = []
+    for side in (~is_held, is_held):
+        columns = {name: column[at[side]] for name, column in data.columns.items()}
+        counts = np.bincount(owner[side], minlength=len(data))
+        whole = FederatedData.of(data.client_ids, counts, columns)
+        sides.append(whole.with_at_least(1))
+    return sides[0], sides[1]
