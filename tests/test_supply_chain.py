@@ -65,7 +65,7 @@ def test_the_lock_survives_being_read_and_written():
 
 
 def test_an_unknown_extra_is_refused_with_those_there_are():
-    with pytest.raises(ValueError, match=r"got rays; expected some of base, dev, .* ray"):
+    with pytest.raises(ValueError, match=r"got rays; expected some of base, data, dev, .* ray"):
         lock.pick(ROOT, ["base", "rays"])
 
 
