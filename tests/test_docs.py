@@ -150,3 +150,11 @@ def test_the_readme_example_runs_in_fifteen_lines(tmp_path):
 def test_the_training_page_runs(tmp_path):
     _, printed = run_code_of("docs/training.md", tmp_path)
     assert len(printed) == 3
+
+
+def test_the_page_on_runs_runs(tmp_path):
+    _, printed = run_code_of("docs/runs.md", tmp_path)
+    assert printed[0].startswith("8 {'mse': ")
+    assert printed[1] == "(60,)"
+    assert (tmp_path / "mse.png").exists()
+    assert (tmp_path / "kept" / "further" / "trial-2" / "result.json").exists()

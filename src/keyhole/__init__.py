@@ -47,7 +47,7 @@ from keyhole.primitives.select import (
 if typing.TYPE_CHECKING:
     from keyhole.aggregation.base import Aggregation
     from keyhole.experiments.experiment import Experiment
-    from keyhole.experiments.opening import SavedRun, open_run
+    from keyhole.front.opening import open_run
     from keyhole.front.run import TrainedRun
     from keyhole.front.task import Task
     from keyhole.front.train import train
@@ -88,7 +88,6 @@ __all__ = [
     "Quantized",
     "Run",
     "RunParts",
-    "SavedRun",
     "Sequences",
     "ServerState",
     "ServerValue",
@@ -127,7 +126,7 @@ __all__ = [
 _ON_DEMAND = {  # module -> names that it is loaded for
     "aggregation.base": "Aggregation",
     "experiments.experiment": "Experiment",
-    "experiments.opening": "SavedRun open_run",
+    "front.opening": "open_run",
     "front.run": "TrainedRun",
     "front.task": "Task",
     "front.train": "train",

@@ -14,7 +14,7 @@ from keyhole.cli.publish import publish
 from keyhole.data.open import make_synthetic
 from keyhole.device.device import Device
 from keyhole.errors import InputError, KeyholeError
-from keyhole.experiments.opening import open_run
+from keyhole.front.opening import open_run
 from keyhole.server.snapshots import load_snapshot
 from keyhole.service.reading import RoundsDirectory, verify_round
 from tests.helpers import ROOT, assert_trees_equal
@@ -75,7 +75,7 @@ def test_a_finished_run_opens_in_python_as_the_training_page_says(
     assert_trees_equal(run.model(), state.model())
     assert run.spec.rounds == len(run.records()) == 2
     with pytest.raises(InputError, match="holds a run with another dataset"):
-        open_run(trained, make_synthetic("writers", 0, writers=6))
+        open_run(trained, data=make_synthetic("writers", 0, writers=6))
     shutil.copytree(trained, tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "state")
     with pytest.raises(InputError, match="has no model: got no folder state"):

@@ -16,7 +16,7 @@ from keyhole.cli.spec_options import data_option
 from keyhole.delivery.records import Coding
 
 if TYPE_CHECKING:
-    from keyhole.experiments.opening import SavedRun
+    from keyhole.experiments.opening import SavedTrial
     from keyhole.service.publishing import Published, Publisher
 
 
@@ -56,7 +56,7 @@ def publish(
 
 
 def _publish(
-    publisher: Publisher, run: SavedRun, coding: str, options: dict[str, Any]
+    publisher: Publisher, run: SavedTrial, coding: str, options: dict[str, Any]
 ) -> Published:
     from keyhole.service.directory import read_current
 

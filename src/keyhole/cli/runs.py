@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
     from keyhole.experiments.experiment import Experiment, Hold
-    from keyhole.experiments.opening import SavedRun
+    from keyhole.experiments.opening import SavedTrial
     from keyhole.experiments.trial import Result
     from keyhole.rounds.loop import Rounds
     from keyhole.rounds.record import RoundRecord
@@ -38,11 +38,12 @@ coding_option = click.option(
 )
 
 
-def open_saved(run: Path, data: str) -> SavedRun:
+def open_saved(run: Path, data: str) -> SavedTrial:
     """Opens a trial's directory on what `--data` names, or on the data it was trained with."""
-    from keyhole.experiments.opening import open_run
+    from keyhole.experiments.opening import open_trials
 
-    return open_run(run, None if data == SYNTHETIC else data, find=import_shown)
+    (found,) = open_trials([run], None if data == SYNTHETIC else data, find=import_shown)
+    return found
 
 
 def run_settings(experiment: Experiment, draws: Draws, number: int) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from keyhole.aggregation.base import AGGREGATION, Aggregation, Rounding, about_o
 from keyhole.aggregation.plain import PLAIN
 from keyhole.aggregation.privacy.mechanism import Privacy
 from keyhole.aggregation.robust import NormAlarm
+from keyhole.arrays import Tree
 from keyhole.data.federated import Dataset
 from keyhole.delivery import delivery_named
 from keyhole.delivery.base import DELIVERY, Delivery
@@ -80,6 +81,19 @@ def hold_here(state: ServerState) -> ServerState:
     return state
 
 
+@dataclass(frozen=True, eq=False)
+class Start:
+    """The model that a trial starts from, in place of a new one; the optimizer starts anew.
+
+    Args:
+        identity: what tells it from others, as `identity_of` gives it.
+        model: returns the parameters; called where a trial begins, not where it is resumed.
+    """
+
+    identity: str
+    model: Callable[[], Tree]
+
+
 LIBRARIES = ("keyhole", "numpy", "jax", "numba")
 
 
@@ -93,6 +107,7 @@ class Experiment:
         parts: dotted path of a field of the record -> a part of your own, in place of what the
             record names there, such as {"keys.word.choice": rare_words}.
         allow_simulation: lets the delivery `enclave` run without hardware that protects it.
+        starts: what each trial starts from, by its number; a new model where there is none.
 
     Raises:
         InputError: the dataset does not fit the task, or a setting is out of range.
@@ -102,6 +117,7 @@ class Experiment:
     dataset: Dataset
     parts: Mapping[str, Any] = field(default_factory=dict)
     allow_simulation: bool = False
+    starts: Mapping[int, Start] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         DATASET.check("dataset", self.dataset)
@@ -288,17 +304,25 @@ class Experiment:
         Raises:
             InputError: the directory holds another run.
         """
-        seed = int(generator(self.spec.seed, trial, Stream.MODEL).integers(2**31))
-        model, layout = self.task.model.init(seed), self.task.model.layout
+        is_resumed = directory is not None and holds_store(directory / "state")
+        model, layout = self._first_model(trial, is_resumed), self.task.model.layout
         state = hold(ServerState.dense(layout, model, self.algorithm.server))
         clients, parts = self.clients, self.run_parts(trial)
         if directory is None:
             return start_run(state, clients, parts, kind=kind)
         self.check()  # before anything is written
-        if holds_store(directory / "state"):
+        if is_resumed:
             return resume_run(state, clients, parts, directory, kind)
         begin_trial(directory, self.describe(trial))
         return start_run(state, clients, parts, directory, kind)
+
+    def _first_model(self, trial: int, is_resumed: bool) -> Tree:
+        """The model that a trial starts from; of one that is resumed, any of its shape."""
+        start = self.starts.get(trial)
+        if start is not None and not is_resumed:
+            return start.model()
+        seed = int(generator(self.spec.seed, trial, Stream.MODEL).integers(2**31))
+        return self.task.model.init(seed)
 
     def run(
         self,
@@ -373,8 +397,9 @@ class Experiment:
 
     def describe(self, trial: int) -> dict[str, Any]:
         """What is asked of a trial: `run.json`."""
-        layout = self.task.model.layout
+        layout, start = self.task.model.layout, self.starts.get(trial)
         return {
+            **({} if start is None else {"start": start.identity}),
             "spec": self.spec.with_trial(trial).describe(),
             "arm": name_of(self.spec),
             "titles": {

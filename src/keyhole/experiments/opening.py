@@ -1,4 +1,4 @@
-"""Opens what a run is made of, and what it left: its data, and the directory of a trial."""
+"""Opens what a run is made of, and what it left: its data, and the directories of trials."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ from keyhole.data.cache import load
 from keyhole.data.federated import Dataset
 from keyhole.data.open import SYNTHETIC_KINDS, import_dataset, make_synthetic
 from keyhole.errors import InputError
-from keyhole.experiments.experiment import DATASET, Experiment
+from keyhole.experiments.experiment import DATASET, Experiment, Start
 from keyhole.experiments.named import task_named
 from keyhole.experiments.specs import SYNTHETIC
 from keyhole.experiments.trial import read_result
 from keyhole.identity import Ref
 from keyhole.parts import resolve, running
-from keyhole.rounds.record import RoundRecord, read_records
 from keyhole.rounds.spec import RunSpec
 from keyhole.server.state import ServerState
 from keyhole.server.store import Recovered, holds_store, recover
@@ -77,24 +76,11 @@ def own_dataset(name: str, seed: int) -> Dataset:
 
 
 @dataclass(frozen=True, eq=False)
-class SavedRun:
-    """A trial that `keyhole train` or `Experiment.run` keeps in a directory: see `open_run`."""
+class SavedTrial:
+    """A trial that `keyhole train` or `Experiment.run` keeps in a directory."""
 
     directory: Path
     experiment: Experiment = field(repr=False)
-
-    @property
-    def spec(self) -> RunSpec:
-        """What was asked for."""
-        return self.experiment.spec
-
-    def records(self) -> list[RoundRecord]:
-        """Returns what happened in each round that was made."""
-        return read_records(self.directory / "records.jsonl")
-
-    def model(self) -> Tree:
-        """Returns the parameters after the last round that was made, as nested arrays."""
-        return self.state().model()
 
     def state(self) -> ServerState:
         """Returns what the server holds after the last round that was made."""
@@ -114,34 +100,58 @@ class SavedRun:
         return recover(path, layout, threads=threads, optimizer=optimizer)
 
 
-def open_run(
-    directory: Path | str,
-    data: Dataset | str | None = None,
-    parts: Mapping[str, Any] | None = None,
-    *,
-    find: Find = import_dataset,
-) -> SavedRun:
-    """Opens a trial's directory, such as `keyhole-runs/so_tag-.../trial-0`.
-
-    Args:
-        data: a dataset, or what names one; None for what the run's record names.
-        parts: parts of your own that `Experiment` was given as objects.
-        find: finds or imports a file of data.
+def read_asked(directory: Path) -> tuple[RunSpec, dict[str, Any]]:
+    """Returns what a trial's directory says that it was asked: its record, and all of `run.json`.
 
     Raises:
-        InputError: the directory holds no trial, or one of other data or other code.
+        InputError: the directory holds no trial.
     """
-    directory = Path(directory)
     path = directory / "run.json"
     try:
-        spec = RunSpec.read(json.loads(path.read_text())["spec"])
+        told = json.loads(path.read_text())
+        return RunSpec.read(told["spec"]), told
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(
             f"{directory} is not the directory of a trial: got {path.name}: {error}; expected what "
             "keyhole train writes: OUT/NAME/trial-N; name such a directory"
         ) from error
-    if not isinstance(data, Dataset):
-        data = open_data(spec, data, find=find)
-    experiment = Experiment(spec, data, parts or {})
-    read_result(directory, experiment.describe(spec.trial))  # refuses other data than the run's
-    return SavedRun(directory, experiment)
+
+
+def open_trials(
+    directories: Iterable[Path],
+    data: Dataset | str | None = None,
+    parts: Mapping[str, Any] | None = None,
+    *,
+    find: Find = import_dataset,
+) -> list[SavedTrial]:
+    """Opens trials of one run, such as `keyhole-runs/so_tag-.../trial-0`.
+
+    Args:
+        directories: of the trials, one or more.
+        data: a dataset, or what names one; None for what the run's record names.
+        parts: parts of your own that `Experiment` was given as objects.
+        find: finds or imports a file of data.
+
+    Raises:
+        InputError: a directory holds no trial, or one of other data or other code.
+    """
+    asked = {directory: read_asked(directory) for directory in directories}
+    first, _ = next(iter(asked.values()))
+    first = first.changed({"rounds": max(spec.rounds for spec, _ in asked.values())})
+    dataset = data if isinstance(data, Dataset) else open_data(first, data, find=find)
+    starts = {
+        spec.trial: Start(told["start"], _not_stored)
+        for spec, told in asked.values()
+        if "start" in told
+    }
+    experiment = Experiment(first, dataset, parts or {}, starts=starts)
+    for directory, (spec, _) in asked.items():
+        read_result(directory, experiment.describe(spec.trial))  # refuses other data than the run's
+    return [SavedTrial(directory, experiment) for directory in asked]
+
+
+def _not_stored() -> Tree:
+    raise InputError(
+        "a run does not keep the model that it started from: got a trial without its state; "
+        "expected one with a folder state; call train again with the same start"
+    )

@@ -27,6 +27,9 @@ from keyhole.server.state import ServerState
 Metrics = Callable[[ServerState], Mapping[str, float]]
 """`state -> {name: value}`, on one split."""
 
+Predictions = Callable[[ServerState], tuple[Array, Any]]
+"""`state -> (outputs, examples)`, on one split."""
+
 
 @dataclass(frozen=True, eq=False)
 class TaskParts:
@@ -41,6 +44,8 @@ class TaskParts:
         metrics: split -> metrics on it.
         always: key space -> keys that every client has first, whatever it chooses.
         outputs: the key space whose keys are the outputs of a softmax, if there is one.
+        predictions: split -> what the model says of its examples, for metrics that are thought of
+            after the run.
     """
 
     model: Model | TrainsItself
@@ -51,6 +56,7 @@ class TaskParts:
     metrics: Mapping[str, Metrics] = field(compare=False)  # as data: no part of an identity
     always: Mapping[str, KeyArray] = field(default_factory=dict)
     outputs: str | None = None
+    predictions: Mapping[str, Predictions] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True)

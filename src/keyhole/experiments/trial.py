@@ -70,10 +70,9 @@ def read_result(directory: Path, asked: Mapping[str, Any]) -> Result | None:
     """
     if (error := _difference(directory, asked)) is not None:
         raise error
-    path, rounds = directory / _RESULT, asked["spec"]["rounds"]
-    if not path.exists():
+    path, rounds, result = directory / _RESULT, asked["spec"]["rounds"], find_result(directory)
+    if result is None:
         return None
-    result = _read_as(path, Result)
     if result.run != digest_of(asked):
         raise InputError(
             f"{path} is the result of another run: got digest {result.run}; expected "
@@ -87,6 +86,13 @@ def read_result(directory: Path, asked: Mapping[str, Any]) -> Result | None:
             f"{result.rounds}, or more where the run was kept with its state; choose another --out"
         )
     return None
+
+
+def find_result(directory: Path) -> Result | None:
+    """Returns the result that a trial's directory holds, None where it holds none; what was asked
+    is not compared."""
+    path = directory / _RESULT
+    return _read_as(path, Result) if path.exists() else None
 
 
 def start_over(directory: Path, asked: Mapping[str, Any]) -> tuple[str, ...]:

@@ -2,54 +2,99 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
 from keyhole.arrays import Array, Tree
 from keyhole.errors import InputError
 from keyhole.experiments.experiment import Experiment
+from keyhole.experiments.opening import SavedTrial
+from keyhole.experiments.statistics import Spread, spread_of
 from keyhole.experiments.trial import Result
-from keyhole.rounds.record import RoundRecord
+from keyhole.front.task import Metric, measure
+from keyhole.parts import near_miss
+from keyhole.rounds.loop import Run, stop_on_signals
+from keyhole.rounds.record import RoundRecord, read_records
 from keyhole.rounds.spec import RunSpec
 from keyhole.server.state import ServerState
+
+if TYPE_CHECKING:
+    from keyhole.experiments.report.comparison import Drawing, PlacedCurve
+
+Against: TypeAlias = Literal["rounds", "bytes"]
+OnRound: TypeAlias = Callable[[int, RoundRecord], None]
 
 
 @dataclass(frozen=True, eq=False)
 class TrainedTrial:
-    """One repetition: its records, its result once it is finished, and where its model is."""
+    """One repetition.
 
+    Args:
+        number: which one; arms of one seed meet the same clients in trials of one number.
+        asked: what `run.json` says.
+        records: of the rounds that were made.
+        result: None while it is unfinished.
+        state: what the server holds after the last round.
+    """
+
+    number: int
+    asked: Mapping[str, Any]
     records: Sequence[RoundRecord]
     result: Result | None
     state: Callable[[], ServerState]
 
+    @property
+    def bytes_per_round(self) -> Array:
+        """What a client received and sent in each round, on average over its clients."""
+        moved = [
+            (sum(r.bytes_down) + sum(r.bytes_up)) / max(1, len(r.bytes_down)) for r in self.records
+        ]
+        return np.array(moved, np.float64)
+
+    @property
+    def broadcast_bytes(self) -> int:
+        """What a client would receive and send in a round of the whole model: float32, twice."""
+        return 2 * 4 * int(self.asked["size"]["server"])
+
 
 class TrainedRun:
-    """What `train` returns: the records, the model and the metrics of a run.
+    """A run: its records, its models and its metrics. `train` returns one, `open_run` opens one.
 
     Args:
-        experiment: what was run.
         trials: one for each repetition.
         directory: where the run is kept; None where it is in memory only.
+        open_experiment: finds the task and its data, once something needs them.
     """
 
     def __init__(
-        self, experiment: Experiment, trials: Sequence[TrainedTrial], directory: Path | None
+        self,
+        trials: Sequence[TrainedTrial],
+        directory: Path | None,
+        open_experiment: Callable[[], Experiment],
     ) -> None:
-        self._experiment, self.trials, self.directory = experiment, list(trials), directory
+        self.trials, self.directory = list(trials), directory
+        self._open_experiment = open_experiment
 
     def __repr__(self) -> str:
         found = ", ".join(f"{name} {value:.4g}" for name, value in self.metrics.items())
         place = "" if self.directory is None else f" in {self.directory}"
         return f"<run of {self.spec.task}: {self.rounds} rounds{place}; {found or 'no metrics'}>"
 
+    @cached_property
+    def experiment(self) -> Experiment:
+        """The task, its data and its parts; found when they are first asked for."""
+        return self._open_experiment()
+
     @property
     def spec(self) -> RunSpec:
         """Everything that decides the run."""
-        return self._experiment.spec
+        return RunSpec.read(self.trials[0].asked["spec"])
 
     @property
     def rounds(self) -> int:
@@ -58,57 +103,150 @@ class TrainedRun:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The metrics on the test split in the end, means over trials."""
+        """The metrics on the test split in the end, means over finished trials."""
+        return {name: spread.mean for name, spread in self.spreads.items()}
+
+    @property
+    def spreads(self) -> dict[str, Spread]:
+        """The same, with deviation and 95 % interval over trials."""
         results = [trial.result for trial in self.trials if trial.result is not None]
         names = results[0].metrics if results else {}
-        return {name: float(np.mean([r.metrics[name] for r in results])) for name in names}
+        found = {name: spread_of([r.metrics[name] for r in results]) for name in names}
+        return {name: spread for name, spread in found.items() if spread is not None}
+
+    def records(self, trial: int = 0) -> list[RoundRecord]:
+        """Returns what happened in each round that a trial has made."""
+        return list(self._trial(trial).records)
 
     def model(self, trial: int = 0) -> Tree:
         """Returns the trained parameters of a trial, named as the model's own."""
         return self._trial(trial).state().model()
 
     def evaluate(
-        self, metrics: Mapping[str, Any] | None = None, split: str = "test", trial: int = 0
+        self, metrics: Mapping[str, Metric] | None = None, split: str = "test", trial: int = 0
     ) -> dict[str, float]:
-        """Returns metrics of the trained model on a split: the task's own, or others.
+        """Returns metrics of the trained model on a split.
 
         Args:
-            metrics: name -> `(outputs, examples) -> number`; None for those of the task.
+            metrics: name -> `(outputs, examples) -> number`, of a `Task`; None for the task's own.
+            split: of the data, such as "train", "validation" or "test".
+            trial: whose model is measured.
+
+        Raises:
+            InputError: there is no such split or trial, or a metric returns no number.
         """
-        found = self._experiment.task.metrics
+        task = self.experiment.task
+        found: Mapping[str, Any] = task.metrics if metrics is None else task.predictions
+        if metrics is not None and not found:
+            raise InputError(
+                f"task {self.spec.task} tells no outputs: got metrics of your own; expected a run "
+                "of a kh.Task; leave metrics out, or name a function with --metrics"
+            )
         if split not in found:
             raise InputError(
-                f"the data have no such split: got {split!r}; expected {', '.join(found)}; choose "
-                "one of them"
+                f"the data have no such split: got {split!r}; expected {', '.join(found)}; "
+                f"{near_miss(split, found)}"
             )
-        del metrics
-        return dict(found[split](self._trial(trial).state()))
+        state = self._trial(trial).state()
+        return (
+            dict(found[split](state)) if metrics is None else measure(metrics, *found[split](state))
+        )
 
-    def curve(self, metric: str, against: str = "rounds") -> tuple[Array, Array]:
+    def frame(self) -> Any:
+        """Returns a pandas frame with a row for each trial and round: metrics, bytes of a client
+        on average, clients asked and added.
+
+        Raises:
+            InputError: pandas is not installed.
+        """
+        try:
+            import pandas
+        except ImportError:
+            raise InputError(
+                "records cannot become a frame: got no pandas; expected the extra 'data'; pip "
+                "install 'keyhole[data]'"
+            ) from None
+        return pandas.DataFrame(
+            [_row(trial.number, record) for trial in self.trials for record in trial.records]
+        )
+
+    def curve(self, metric: str, against: Against = "rounds") -> tuple[Array, Array]:
         """Returns where a metric was measured, and its values: (points,) and (trials, points).
 
         Args:
-            against: "rounds", or "bytes" that a client has received and sent so far, on average.
+            against: "rounds", or "bytes" that a client has received and sent so far if it took
+                part in every round: the mean over the clients of a round, added up.
+
+        Raises:
+            InputError: no round has such a metric.
         """
-        at, values = [], []
-        for trial in self.trials:
-            spent = np.cumsum([np.mean(r.bytes_down) + np.mean(r.bytes_up) for r in trial.records])
-            measured = [i for i, r in enumerate(trial.records) if metric in r.metrics]
-            if not measured:
-                known = sorted({name for r in trial.records for name in r.metrics})
-                raise InputError(
-                    f"the run has no such metric: got {metric!r}; expected "
-                    f"{', '.join(known) or 'one that the task measures'}; choose one of them"
-                )
-            places = {"rounds": np.arange(1, len(trial.records) + 1), "bytes": spent}
-            if against not in places:
-                raise InputError(
-                    f"a metric cannot be drawn against it: got {against!r}; expected rounds or "
-                    "bytes; choose one of them"
-                )
-            at.append(places[against][measured])
-            values.append([trial.records[i].metrics[metric] for i in measured])
-        return np.mean(at, axis=0), np.array(values)
+        if against not in ("rounds", "bytes"):
+            raise InputError(
+                f"a metric cannot be drawn against it: got {against!r}; expected rounds or "
+                "bytes; choose one of them"
+            )
+        measured = [
+            [i for i, r in enumerate(trial.records) if metric in r.metrics] for trial in self.trials
+        ]
+        common = sorted(set(measured[0]).intersection(*measured[1:]))
+        if not common:
+            known = sorted({n for t in self.trials for r in t.records for n in r.metrics})
+            raise InputError(
+                f"the run has no such metric: got {metric!r}; expected "
+                f"{', '.join(known) or 'one that was measured, see evaluate_every'}; "
+                f"{near_miss(metric, known)}"
+            )
+        values = [[trial.records[i].metrics[metric] for i in common] for trial in self.trials]
+        if against == "rounds":
+            return np.array(common, np.float64) + 1, np.array(values)
+        spent = [np.cumsum(trial.bytes_per_round)[common] for trial in self.trials]
+        return np.mean(spent, axis=0), np.array(values)
+
+    def plot(
+        self, metric: str, against: Against = "rounds", path: str | Path | None = None
+    ) -> Drawing:
+        """Draws a metric with its 95 % interval over trials; returns matplotlib's figure.
+
+        Args:
+            metric: one that was measured while the run trained.
+            against: "rounds", or "bytes" as in `curve`.
+            path: where to write it, as .png, .svg or .pdf; None writes nothing.
+        """
+        from keyhole.experiments.report.comparison import draw_comparison, write_figure
+
+        count = len(self.trials)
+        label = f"mean over {count} trials" if count > 1 else ""
+        figure = draw_comparison({label: placed_curve(self, metric, against)}, metric, against)
+        if path is not None:
+            write_figure(figure, path)
+        return figure
+
+    def resume(self, rounds: int | None = None, progress: bool | OnRound = False) -> TrainedRun:
+        """Goes on with every trial until it has this many rounds; returns the run with them.
+
+        Args:
+            rounds: in all, those made before included; None for those that were asked for.
+            progress: a function is called with the trial and each record; True prints.
+
+        Raises:
+            InputError: the run is in memory only, or its task was an object and is not given.
+        """
+        if self.directory is None:
+            raise InputError(
+                "a run that is in memory only cannot go on: got no directory; expected one; train "
+                "with out=DIRECTORY"
+            )
+        asked = self.experiment.spec.rounds if rounds is None else rounds
+        spec = self.experiment.spec.changed({"rounds": asked})
+        experiment = replace(self.experiment, spec=spec)
+        shown = progress if callable(progress) else printed(asked, progress)
+        trials = [
+            run_trial(
+                experiment, trial.number, trial_directory(self.directory, trial.number), shown
+            )
+            for trial in self.trials
+        ]
+        return TrainedRun(trials, self.directory, lambda: experiment)
 
     def _trial(self, trial: int) -> TrainedTrial:
         if not 0 <= trial < len(self.trials):
@@ -117,3 +255,68 @@ class TrainedRun:
                 "choose one of them"
             )
         return self.trials[trial]
+
+
+def _row(trial: int, record: RoundRecord) -> dict[str, float]:
+    """A round as a row of a frame."""
+    clients = max(1, len(record.bytes_down))
+    return {
+        "trial": trial,
+        "round": record.round + 1,
+        "step": record.step,
+        "clients": len(record.clients),
+        "added": len(record.staleness),
+        "bytes_down": sum(record.bytes_down) / clients,
+        "bytes_up": sum(record.bytes_up) / clients,
+        "distinct_keys": record.distinct_keys,
+        **record.metrics,
+    }
+
+
+def placed_curve(run: TrainedRun, metric: str, against: Against) -> PlacedCurve:
+    """Returns a metric of a run with its spread over trials, as figures draw it."""
+    from keyhole.experiments.report.comparison import PlacedCurve
+
+    at, values = run.curve(metric, against)
+    spreads = (spread_of(column.tolist()) for column in values.T)
+    return PlacedCurve(tuple(at.tolist()), tuple(s for s in spreads if s is not None))
+
+
+def trial_directory(directory: Path, number: int) -> Path:
+    """Where a trial of a run is kept: below the run's directory, or that itself."""
+    is_trial = (directory / "run.json").exists()
+    return directory if is_trial else directory / f"trial-{number}"
+
+
+def run_trial(
+    experiment: Experiment, trial: int, directory: Path | None, shown: OnRound
+) -> TrainedTrial:
+    """Runs one trial; Ctrl-C ends it after the round under way, which is kept."""
+    ended: list[Run] = []
+    records: list[RoundRecord] = []
+
+    def note(record: RoundRecord) -> None:
+        records.append(record)
+        shown(trial, record)
+
+    with stop_on_signals() as stop:
+        result = experiment.run(trial, directory, stop=stop, on_round=note, on_end=ended.append)
+    if stop.is_set() and result is None:
+        raise KeyboardInterrupt
+    asked = experiment.describe(trial)
+    if directory is None:
+        (run,) = ended
+        return TrainedTrial(trial, asked, records, result, lambda: run.state)
+    state = SavedTrial(directory, experiment).state
+    return TrainedTrial(trial, asked, read_records(directory / "records.jsonl"), result, state)
+
+
+def printed(rounds: int, is_shown: bool) -> OnRound:
+    """Returns what prints a line for each evaluation, and for the last round."""
+
+    def show(trial: int, record: RoundRecord) -> None:
+        if is_shown and (record.metrics or record.round + 1 == rounds):
+            found = ", ".join(f"{name} {value:.4g}" for name, value in record.metrics.items())
+            sys.stderr.write(f"trial {trial}, round {record.round + 1}/{rounds}: {found}\n")
+
+    return show

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -16,7 +17,7 @@ import numpy as np
 from keyhole.arrays import Array, KeyArray
 from keyhole.data.federated import Dataset, FederatedData, Ragged, draw_pool
 from keyhole.errors import InputError
-from keyhole.experiments.task import Metrics, TaskKind, TaskParts, places_of
+from keyhole.experiments.task import Metrics, Predictions, TaskKind, TaskParts, places_of
 from keyhole.identity import Ref
 from keyhole.keys.choice import Choice, KeyCounts
 from keyhole.keys.structured import top
@@ -27,7 +28,6 @@ from keyhole.primitives.keyspace import KeySpace
 from keyhole.primitives.layout import KeysBySpace
 from keyhole.rounds.evaluate import predictor
 from keyhole.rounds.spec import ClientSpec, CohortSpec, KeySpec, RunSpec, ServerSpec
-from keyhole.server.state import ServerState
 
 Metric: TypeAlias = Callable[[Array, Batch], float]
 """`(outputs of the model, examples) -> number`, on all examples of a split at once."""
@@ -123,18 +123,16 @@ class Task:
     def make(self, dataset: Dataset, sizes: Mapping[str, int], is_tuning: bool) -> TaskParts:
         """Returns the task on a data set of the same columns."""
         train = dataset.splits["train"]
+        predictions = {split: self._predictions(data) for split, data in dataset.splits.items()}
         return TaskParts(
             model=self.model,
             clients=len(train),
             data=train.client,
             count_keys=self.count_keys,
             localize=self.localize,
-            metrics={
-                split: self._metrics_on(data)
-                for split, data in dataset.splits.items()
-                if split != "train"
-            },
+            metrics={split: self._metrics_of(found) for split, found in predictions.items()},
             always={name: np.array([key], np.int64) for name, key in self.unknown.items()},
+            predictions=predictions,
         )
 
     def count_keys(self, own: Batch) -> dict[str, KeyCounts]:
@@ -180,22 +178,34 @@ class Task:
         lengths = np.bincount(named.row_numbers[kept], minlength=len(named))
         return Ragged(place[kept], np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64))
 
-    def _metrics_on(self, split: FederatedData) -> Metrics:
-        """The metrics on the examples of a split, with the server's whole model."""
-        examples = draw_pool(split, _EVALUATED, np.random.default_rng(0))
+    def _predictions(self, split: FederatedData) -> Predictions:
+        """What the server's whole model says of a split, whose examples are drawn once."""
+        drawn = cache(lambda: draw_pool(split, _EVALUATED, np.random.default_rng(0)))
         predict = (
             _in_batches(self.model)
             if isinstance(self.model, TrainsItself)
             else predictor(self.model, lambda outputs: outputs)
         )
+        return lambda state: (predict(state.model(), drawn()), drawn())
 
-        def metrics(state: ServerState) -> dict[str, float]:
-            if not self.metrics:
-                return {}
-            outputs = predict(state.model(), examples)
-            return {name: _number(name, of(outputs, examples)) for name, of in self.metrics.items()}
+    def _metrics_of(self, predictions: Predictions) -> Metrics:
+        """The metrics of the task; nothing is predicted where it has none."""
+        return lambda state: measure(self.metrics, *predictions(state)) if self.metrics else {}
 
-        return metrics
+
+def measure(metrics: Mapping[str, Metric], outputs: Array, examples: Batch) -> dict[str, float]:
+    """Returns metrics of what a model says of examples.
+
+    Raises:
+        InputError: a metric is no function, or has returned something else than a number.
+    """
+    for name, of in metrics.items():
+        if not callable(of):
+            raise InputError(
+                f"metric {name!r} is no function: got a {type(of).__name__}; expected "
+                "(outputs, examples) -> number; pass a function"
+            )
+    return {name: _number(name, of(outputs, examples)) for name, of in metrics.items()}
 
 
 def _in_batches(model: Any) -> Callable[[Any, Batch], Array]:
@@ -218,7 +228,13 @@ def _number(name: str, value: Any) -> float:
             f"metric {name!r} is no number: got an array of shape {np.shape(value)}; expected one "
             "number for all examples; return its mean"
         )
-    return float(value)
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            f"metric {name!r} is no number: got a {type(value).__name__}; expected one number for "
+            "all examples; return a float"
+        ) from error
 
 
 def _flat(column: Any) -> Array:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from keyhole import tree
+from keyhole.arrays import Tree
 from keyhole.errors import InputError
-from keyhole.experiments.experiment import Experiment
-from keyhole.experiments.opening import SavedRun
-from keyhole.front.run import TrainedRun, TrainedTrial
+from keyhole.experiments.experiment import Experiment, Start
+from keyhole.front.run import TrainedRun, printed, run_trial
 from keyhole.front.task import Task
-from keyhole.identity import Ref
+from keyhole.identity import Ref, identity_of
 from keyhole.parts import near_miss
 from keyhole.rounds.fields import SpecField, spec_fields
-from keyhole.rounds.loop import Run, stop_on_signals
 from keyhole.rounds.record import RoundRecord
 from keyhole.rounds.spec import RunSpec
 
@@ -34,6 +35,7 @@ def train(
     m: int | str | Mapping[str, int | str] = "all",
     out: str | Path | None = None,
     trials: int = 1,
+    start: TrainedRun | Tree | None = None,
     progress: bool | Callable[[int, RoundRecord], None] = True,
     **settings: Any,
 ) -> TrainedRun:
@@ -46,6 +48,8 @@ def train(
             space where they differ.
         out: directory to keep the run in, one folder for each trial; None keeps it in memory.
         trials: repetitions with other seeds; figures and tables show intervals over them.
+        start: a run whose models to start from, trial by trial, or parameters for every trial; None
+            starts from new ones. The server's optimizer starts anew.
         progress: False prints nothing; a function is called with the trial and each record.
         settings: fields of a `RunSpec` by the names of the options of `keyhole train`, such as
             `cohort=50, client_lr=0.1, algorithm="FedAdam"`; delivery, aggregation, optimizer
@@ -54,52 +58,33 @@ def train(
     Raises:
         InputError: a setting is unknown or out of range, or `out` holds another run.
     """
-    experiment = Experiment(*_spec_and_parts(task, rounds, m, settings))
-    shown = progress if callable(progress) else _printed(experiment, rounds, progress)
+    spec, data, parts = _spec_and_parts(task, rounds, m, settings)
+    experiment = Experiment(spec, data, parts, starts=_starts(start, trials))
+    shown = progress if callable(progress) else printed(rounds, progress)
     folder = None if out is None else Path(out)
     runs = []
     for trial in range(trials):
         directory = None if folder is None else folder / f"trial-{trial}"
-        runs.append(_run_trial(experiment, trial, directory, shown))
-    return TrainedRun(experiment, runs, folder)
+        runs.append(run_trial(experiment, trial, directory, shown))
+    return TrainedRun(runs, folder, lambda: experiment)
 
 
-def _run_trial(
-    experiment: Experiment,
-    trial: int,
-    directory: Path | None,
-    shown: Callable[[int, RoundRecord], None],
-) -> TrainedTrial:
-    """Runs one trial; Ctrl-C ends it after the round under way, which is kept."""
-    ended: list[Run] = []
-    records: list[RoundRecord] = []
-
-    def note(record: RoundRecord) -> None:
-        records.append(record)
-        shown(trial, record)
-
-    with stop_on_signals() as stop:
-        result = experiment.run(trial, directory, stop=stop, on_round=note, on_end=ended.append)
-    if stop.is_set() and result is None:
-        raise KeyboardInterrupt
-    if directory is not None:
-        saved = SavedRun(directory, experiment)
-        return TrainedTrial(saved.records(), result, saved.state)
-    (run,) = ended
-    return TrainedTrial(records, result, lambda: run.state)
-
-
-def _printed(
-    experiment: Experiment, rounds: int, is_shown: bool
-) -> Callable[[int, RoundRecord], None]:
-    """Prints a line for each evaluation, and for the last round."""
-
-    def show(trial: int, record: RoundRecord) -> None:
-        if is_shown and (record.metrics or record.round + 1 == rounds):
-            found = ", ".join(f"{name} {value:.4g}" for name, value in record.metrics.items())
-            sys.stderr.write(f"trial {trial}, round {record.round + 1}/{rounds}: {found}\n")
-
-    return show
+def _starts(start: TrainedRun | Tree | None, trials: int) -> dict[int, Start]:
+    """What each trial starts from: the same trial of the run, or its only one."""
+    if start is None:
+        return {}
+    if not isinstance(start, TrainedRun):
+        given = {name: np.asarray(leaf) for name, leaf in tree.flatten(start).items()}
+        return dict.fromkeys(range(trials), Start(identity_of(given), lambda: start))
+    count = len(start.trials)
+    if count not in (1, trials) and count < trials:
+        raise InputError(
+            f"the run to start from has too few trials: got {count}; expected 1, or {trials} or "
+            "more; ask for fewer trials"
+        )
+    models = [start.model(trial) for trial in range(min(count, trials))]
+    found = [_starts(model, 1)[0] for model in models]
+    return {trial: found[trial if count > 1 else 0] for trial in range(trials)}
 
 
 def _spec_and_parts(

@@ -6,7 +6,8 @@ import pytest
 
 from keyhole.errors import InputError
 from keyhole.experiments.report.reading import read_results
-from keyhole.experiments.report.results import Spread, mean_curve, spread_of
+from keyhole.experiments.report.results import mean_curve
+from keyhole.experiments.statistics import Spread, spread_of
 from tests.experiments.report.runs import write_sweep, write_trial
 
 LINE = ("CNN", "m = 4", 4, "arm")

@@ -32,7 +32,6 @@ from keyhole.experiments.report.results import (
     OVERVIEW,
     Curve,
     Series,
-    Spread,
     SweepResults,
 )
 from keyhole.experiments.report.style import (
@@ -44,6 +43,7 @@ from keyhole.experiments.report.style import (
     drawing,
     is_share,
     label_metric,
+    line_width,
     metric_name,
     new_figure,
     scale_sizes,
@@ -53,9 +53,9 @@ from keyhole.experiments.report.style import (
     spans_decades,
     write_number,
 )
+from keyhole.experiments.statistics import Spread
 
 _PANELS_IN_A_ROW = 3
-_BAND = 3.0  # points that the first of several runs is wider than the last
 _MARKS = 8  # on one line; more would hide it
 _NEAR = 6.0  # pixels within which points hide each other
 _STEP = 8.0  # points between the marks of such points, side by side
@@ -241,7 +241,7 @@ def draw_runs(sweep: SweepResults) -> Figure:
         for axes, metric in zip(left, metrics, strict=True):
             for place, (line, style) in enumerate(zip(sweep.lines, styles, strict=True)):
                 drawn = _draw_curve(axes, line.curve_of(metric), style, place / len(styles))
-                drawn.set_linewidth(1.8 + _BAND * (1 - (place + 1) / len(styles)))
+                drawn.set_linewidth(line_width(place, len(styles)))
             _finish_rounds(axes, sweep)
             label_metric(axes, metric, "" if _is_own(sweep, metric) else sweep.split)
         points = [_draw_cost(right, *pair) for pair in zip(sweep.lines, styles, strict=True)]

@@ -3,22 +3,17 @@
 A sweep is a figure or table of the paper; a line is one arm of it (one setting); a trial is one run
 of an arm. An arm may be a line of several sweeps. Runs of `keyhole train` that no sweep names are
 grouped by task, each a line of its own.
-
-The deviation over trials is the sample standard deviation (divided by n - 1): five trials are a
-sample of the trials one could make. The paper says "standard deviation" and not which; with five
-trials the other one would be 11 % smaller. One trial has no deviation.
 """
 
 from __future__ import annotations
 
-import math
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias, get_args
 
+from keyhole.experiments.statistics import Spread, spread_of
 from keyhole.rounds.fields import flatten
 from keyhole.rounds.spec import RunSpec
 
@@ -28,19 +23,6 @@ FIGURES: tuple[Kind, ...] = get_args(Kind)
 INCOMPLETE = "* some trials are missing or unfinished: see the table"
 OVERVIEW = "overview"
 """The kind of figure that shows runs which no sweep names."""
-
-
-@dataclass(frozen=True)
-class Spread:
-    """A number over trials.
-
-    Args:
-        deviation: sample standard deviation; None for one trial.
-    """
-
-    mean: float
-    deviation: float | None
-    trials: int
 
 
 @dataclass(frozen=True)
@@ -64,24 +46,6 @@ class Curve:
     def deviation(self) -> tuple[float, ...]:
         """The deviations, one for each of `rounds`; zero where there is one trial."""
         return tuple(spread.deviation or 0.0 for spread in self.spreads)
-
-
-def spread_of(values: Sequence[float]) -> Spread | None:
-    """Returns mean and sample standard deviation, or None of no values.
-
-    A value that is not finite makes both so: a trial that diverged is never left out.
-
-    >>> spread_of([1.0, 2.0, 3.0])
-    Spread(mean=2.0, deviation=1.0, trials=3)
-    >>> spread_of([0.5])
-    Spread(mean=0.5, deviation=None, trials=1)
-    """
-    if not values:
-        return None
-    if not all(math.isfinite(value) for value in values):
-        return Spread(math.nan, math.nan if len(values) > 1 else None, len(values))
-    deviation = statistics.stdev(values) if len(values) > 1 else None
-    return Spread(statistics.fmean(values), deviation, len(values))
 
 
 def mean_curve(trials: Sequence[Mapping[int, float]]) -> Curve:

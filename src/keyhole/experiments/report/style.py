@@ -32,7 +32,7 @@ from matplotlib.ticker import (
     NullLocator,
 )
 
-from keyhole.experiments.report.results import Spread
+from keyhole.experiments.statistics import Spread
 from keyhole.files import storage_errors
 
 WIDTH = 8.0
@@ -43,6 +43,9 @@ _LEGEND_SIZE = 10
 _HANDLE_WIDTH = 6.2  # of a legend's handle and the space around it, in units of its font size
 _ROWS, _ROW_HEIGHT = 3, 0.21  # of a legend that a figure has room for; inches of each further row
 _MAX_LABEL = 70  # characters on one line of a legend
+
+_LINE = 1.8  # points
+_BAND = 3.0  # points that the first of several lines is wider than the last
 
 _SETTINGS: dict[Any, Any] = {
     "axes.axisbelow": True,
@@ -59,7 +62,7 @@ _SETTINGS: dict[Any, Any] = {
     "grid.linewidth": 0.6,
     "legend.frameon": False,
     "legend.fontsize": _LEGEND_SIZE,
-    "lines.linewidth": 1.8,
+    "lines.linewidth": _LINE,
     "lines.markersize": 6.5,
     "svg.fonttype": "path",
     "svg.hashsalt": "keyhole",
@@ -114,6 +117,12 @@ def drawing() -> Iterator[None]:
 def new_figure(height: float, width: float = WIDTH) -> Figure:
     """Returns an empty figure of a size in inches, bound to no window and no global state."""
     return Figure(figsize=(width, height), dpi=DOTS, layout="constrained")
+
+
+def line_width(place: int, count: int) -> float:
+    """Returns the width of the line at a place among others, in points: the first is the widest, so
+    that each of several lines that coincide shows at the rims of the next."""
+    return _LINE + _BAND * (1 - (place + 1) / count)
 
 
 def draw_points(

@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from keyhole.experiments.report.results import Costs, Series, Spread, SweepResults, Trial
+from keyhole.experiments.report.results import Costs, Series, SweepResults, Trial
 from keyhole.experiments.report.style import (
     NOTHING,
     is_share,
@@ -27,6 +27,7 @@ from keyhole.experiments.report.style import (
     write_share,
     write_spread,
 )
+from keyhole.experiments.statistics import Spread
 
 
 @dataclass(frozen=True)
