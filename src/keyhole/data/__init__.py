@@ -4,6 +4,7 @@ from keyhole.data.cache import cache_root
 from keyhole.data.federated import Dataset, FederatedData, Ragged, draw_pool, hold_out
 from keyhole.data.open import list_datasets, make_synthetic, open_dataset, verify
 from keyhole.data.own import from_arrays, from_dict
+from keyhole.data.partition import partition, plot_partition
 from keyhole.data.tables import from_files, from_huggingface, from_pandas
 
 __all__ = [
@@ -21,5 +22,7 @@ __all__ = [
     "list_datasets",
     "make_synthetic",
     "open_dataset",
+    "partition",
+    "plot_partition",
     "verify",
 ]
