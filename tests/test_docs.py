@@ -157,4 +157,6 @@ def test_the_page_on_runs_runs(tmp_path):
     assert printed[0].startswith("8 {'mse': ")
     assert printed[1] == "(60,)"
     assert (tmp_path / "mse.png").exists()
+    assert any(line.startswith("top5 ") and " ± " in line for line in printed)
+    assert (tmp_path / "compared.tex").read_text().startswith(r"\begin{tabular}")
     assert (tmp_path / "kept" / "further" / "trial-2" / "result.json").exists()

@@ -47,6 +47,7 @@ from keyhole.primitives.select import (
 if typing.TYPE_CHECKING:
     from keyhole.aggregation.base import Aggregation
     from keyhole.experiments.experiment import Experiment
+    from keyhole.front.compare import Comparison, compare
     from keyhole.front.opening import open_run
     from keyhole.front.run import TrainedRun
     from keyhole.front.task import Task
@@ -74,6 +75,7 @@ __all__ = [
     "ClientValue",
     "Clients",
     "Cohorts",
+    "Comparison",
     "Cut",
     "Evaluation",
     "Experiment",
@@ -103,6 +105,7 @@ __all__ = [
     "at_server",
     "broadcast",
     "broadcast_as_select",
+    "compare",
     "decode",
     "deselect",
     "deselect_mean",
@@ -126,6 +129,7 @@ __all__ = [
 _ON_DEMAND = {  # module -> names that it is loaded for
     "aggregation.base": "Aggregation",
     "experiments.experiment": "Experiment",
+    "front.compare": "Comparison compare",
     "front.opening": "open_run",
     "front.run": "TrainedRun",
     "front.task": "Task",

@@ -1,0 +1,318 @@
+"""Compares runs: a table with intervals and paired differences, and a figure, for a paper."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from keyhole.errors import InputError
+from keyhole.experiments.statistics import Difference, Spread, paired_difference
+from keyhole.files import make_directory, storage_errors
+from keyhole.front.opening import open_run
+from keyhole.front.run import Against, TrainedRun, placed_curve
+
+if TYPE_CHECKING:
+    from keyhole.experiments.report.comparison import Drawing
+
+Comparable: TypeAlias = TrainedRun | str | Path
+_NOTHING = "-"
+_LATEX = {
+    **{mark: f"\\{mark}" for mark in "&%$#_{}"},
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": "$<$",
+    "±": r"$\pm$",
+}
+
+
+@dataclass(frozen=True)
+class ComparedRun:
+    """One row of a comparison.
+
+    Args:
+        metrics: name -> mean and interval on the test split, over finished trials.
+        trials: those that are finished.
+        bytes_per_round: what a client received and sent in a round, on average.
+        broadcast_bytes: what it would receive and send of the whole model.
+        differences: name -> what this run has more than the first, trial by trial; empty for the
+            first, and where the two do not share seed and data.
+    """
+
+    label: str
+    metrics: Mapping[str, Spread]
+    trials: int
+    rounds: int
+    bytes_per_round: float
+    broadcast_bytes: int
+    differences: Mapping[str, Difference]
+
+
+class Comparison:
+    """Runs beside each other; the first is what the others are measured against.
+
+    `print` shows the table. Intervals are 95 %, Student's, over trials; p-values are of paired
+    tests, two-sided and not corrected for how many there are.
+
+    Args:
+        runs: label -> run.
+    """
+
+    def __init__(self, runs: Mapping[str, TrainedRun]) -> None:
+        self.runs = dict(runs)
+        first = next(iter(self.runs.values()))
+        self.rows = [_compared(label, run, first) for label, run in self.runs.items()]
+
+    def __str__(self) -> str:
+        cells = self._cells()
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        lines = [
+            "  ".join(
+                cell.rjust(width) if i else cell.ljust(width)
+                for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+            ).rstrip()
+            for row in cells
+        ]
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    @property
+    def metrics(self) -> list[str]:
+        """The metrics that some run has, in order."""
+        return list(dict.fromkeys(name for row in self.rows for name in row.metrics))
+
+    def plot(
+        self, metric: str, against: Against = "rounds", path: str | Path | None = None
+    ) -> Drawing:
+        """Draws a metric of every run, with bands of 95 % over trials; returns matplotlib's figure.
+
+        Args:
+            metric: one that was measured while the runs trained.
+            against: "rounds", or "bytes" that a client has received and sent.
+            path: where to write it, as .png, .svg or .pdf; None writes nothing.
+        """
+        from keyhole.experiments.report.comparison import draw_comparison, write_figure
+
+        curves = {label: placed_curve(run, metric, against) for label, run in self.runs.items()}
+        figure = draw_comparison(curves, metric, against)
+        if path is not None:
+            write_figure(figure, path)
+        return figure
+
+    def to_csv(self, path: str | Path | None = None) -> str:
+        """Returns the numbers, unrounded, with a row for each run and metric; writes them to a
+        file, too, if one is given."""
+        text = io.StringIO()
+        rows = [_plain(row, metric) for row in self.rows for metric in self.metrics]
+        writer = csv.DictWriter(text, list(_COLUMNS), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        return _written(text.getvalue(), path)
+
+    def to_latex(self, path: str | Path | None = None) -> str:
+        """Returns the table for LaTeX with the package booktabs; writes it to a file, too, if one
+        is given."""
+        header, *rows = ([_escaped(cell) for cell in row] for row in self._cells())
+        body = "".join(f"{' & '.join(row)} \\\\\n" for row in rows)
+        text = (
+            f"\\begin{{tabular}}{{l{'r' * (len(header) - 1)}}}\n\\toprule\n"
+            f"{' & '.join(header)} \\\\\n\\midrule\n{body}\\bottomrule\n\\end{{tabular}}\n"
+        )
+        return _written(text, path)
+
+    def _cells(self) -> list[list[str]]:
+        """The table as text, header first."""
+        against = self.rows[0].label
+        header = ["run", *self.metrics, "trials", "rounds", "KB a round", "of broadcast"]
+        for metric in self.metrics:
+            header += [f"{metric} - {against}", "p"]
+        return [header, *(self._row(row) for row in self.rows)]
+
+    def _row(self, row: ComparedRun) -> list[str]:
+        share = row.bytes_per_round / row.broadcast_bytes
+        cells = [row.label, *(write_interval(row.metrics.get(name)) for name in self.metrics)]
+        kilobytes = row.bytes_per_round / 1000
+        cells += [str(row.trials), str(row.rounds)]
+        cells.append(f"{kilobytes:,.1f}" if kilobytes >= 10 else f"{kilobytes:.3g}")
+        cells.append(f"{share:.1%}")
+        for name in self.metrics:
+            found = row.differences.get(name)
+            cells.append(write_interval(found.spread if found else None))
+            cells.append(write_p_value(found.p_value if found else None))
+        return cells
+
+
+def compare(*runs: Comparable, **named: Comparable) -> Comparison:
+    """Compares runs, or the directories that hold them; the others are measured against the first.
+
+    Args:
+        runs: called by their directories, or by their keys per client.
+        named: label -> run.
+
+    Raises:
+        InputError: there are fewer than two, or a directory holds no run.
+    """
+    opened: list[tuple[str | None, Comparable]] = [(None, run) for run in runs]
+    opened += named.items()
+    found: dict[str, TrainedRun] = {}
+    for label, given in opened:
+        run = given if isinstance(given, TrainedRun) else open_run(given)
+        wanted = label or _label_of(run)
+        same = [each for each in found if each == wanted or each.startswith(f"{wanted} (")]
+        found[f"{wanted} ({len(same) + 1})" if same else wanted] = run
+    if len(found) < 2:
+        raise InputError(
+            f"nothing to compare with: got {len(found)} runs; expected two or more; pass another"
+        )
+    return Comparison(found)
+
+
+def _label_of(run: TrainedRun) -> str:
+    """The name of a run's directory, or its keys per client."""
+    if run.directory is not None:
+        place = run.directory.resolve()
+        return place.parent.name if (place / "run.json").exists() else place.name
+    counts = {space: keys.count for space, keys in run.spec.keys.items()}
+    if len(counts) == 1:
+        (m,) = counts.values()
+        return "all keys" if m is None else f"m = {m}"
+    return ", ".join(f"{space} {'all' if m is None else m}" for space, m in counts.items())
+
+
+def _compared(label: str, run: TrainedRun, first: TrainedRun) -> ComparedRun:
+    finished = [trial for trial in run.trials if trial.result is not None]
+    moved = [trial.bytes_per_round.mean() for trial in run.trials if len(trial.records)]
+    return ComparedRun(
+        label,
+        run.spreads,
+        len(finished),
+        run.rounds,
+        float(np.mean(moved)) if moved else math.nan,
+        run.trials[0].broadcast_bytes,
+        {} if run is first else _differences(first, run),
+    )
+
+
+def _differences(first: TrainedRun, run: TrainedRun) -> dict[str, Difference]:
+    """Metric -> what a run has more than the first, over the trials that both have finished."""
+    own, other = ({t.number: t.result for t in r.trials if t.result} for r in (run, first))
+    both = sorted(own.keys() & other)
+    if not both or not _share_clients(first, run):
+        return {}
+    found = {}
+    for name in own[both[0]].metrics.keys() & other[both[0]].metrics:
+        values = [[results[n].metrics[name] for n in both] for results in (other, own)]
+        difference = paired_difference(*values)
+        if difference is not None:
+            found[name] = difference
+    return found
+
+
+def _share_clients(first: TrainedRun, run: TrainedRun) -> bool:
+    """Whether trials of one number meet the same clients: the same seed on the same data."""
+    asked = [(each.spec.seed, each.trials[0].asked["dataset"]) for each in (first, run)]
+    return asked[0] == asked[1]
+
+
+def write_interval(spread: Spread | None) -> str:
+    """Returns mean ± half the 95 % interval, with the digits that the interval leaves.
+
+    >>> write_interval(Spread(0.73126, 0.004, 5))
+    '0.7313 ± 0.0050'
+    >>> write_interval(Spread(12.3456, None, 1))
+    '12.35'
+    """
+    if spread is None:
+        return _NOTHING
+    if not math.isfinite(spread.mean):
+        return "not finite"
+    half = spread.half_width
+    if not half:
+        return f"{spread.mean:.4g}" + ("" if half is None else " ± 0")
+    digits = max(0, 1 - math.floor(math.log10(half)))
+    return f"{spread.mean:.{digits}f} ± {half:.{digits}f}"
+
+
+def write_p_value(p: float | None) -> str:
+    """Returns a p-value with the digits that are worth reading.
+
+    >>> write_p_value(0.03519), write_p_value(2e-7), write_p_value(None)
+    ('0.035', '<0.001', '-')
+    """
+    if p is None:
+        return _NOTHING
+    return "<0.001" if p < 0.001 else f"{p:.2g}"
+
+
+_COLUMNS = (
+    "run",
+    "metric",
+    "mean",
+    "low",
+    "high",
+    "deviation",
+    "trials",
+    "rounds",
+    "bytes_per_round",
+    "broadcast_bytes",
+    "difference",
+    "difference_low",
+    "difference_high",
+    "p_value",
+    "pairs",
+)
+
+
+def _plain(row: ComparedRun, metric: str) -> dict[str, Any]:
+    """A run and a metric as numbers; nothing where there is none."""
+    spread, found = row.metrics.get(metric), row.differences.get(metric)
+    mean, low, high = _bounds(spread)
+    difference, difference_low, difference_high = _bounds(found.spread if found else None)
+    values = (
+        row.label,
+        metric,
+        mean,
+        low,
+        high,
+        spread.deviation if spread else None,
+        row.trials,
+        row.rounds,
+        row.bytes_per_round,
+        row.broadcast_bytes,
+        difference,
+        difference_low,
+        difference_high,
+        found.p_value if found else None,
+        found.spread.trials if found else None,
+    )
+    return dict(zip(_COLUMNS, values, strict=True))
+
+
+def _bounds(spread: Spread | None) -> Sequence[float | None]:
+    """Mean, and both ends of its interval."""
+    if spread is None:
+        return None, None, None
+    half = spread.half_width
+    ends = (None, None) if half is None else (spread.mean - half, spread.mean + half)
+    return spread.mean, *ends
+
+
+def _escaped(cell: str) -> str:
+    return "".join(_LATEX.get(mark, mark) for mark in cell)
+
+
+def _written(text: str, path: str | Path | None) -> str:
+    if path is not None:
+        make_directory(Path(path).parent)
+        with storage_errors(Path(path), "write"):
+            Path(path).write_text(text, encoding="utf-8")
+    return text
