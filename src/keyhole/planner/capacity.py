@@ -146,7 +146,7 @@ def price_sums(load: Workload, own: Sequence[Aggregation] = ()) -> tuple[SumPric
 
     >>> load = Workload(num_keys=10_000, keys_per_client=1_000, slice_bytes=2_000, cohort=50)
     >>> [price.bytes_up for price in price_sums(load)][:2]  # in the clear: sparse, dense
-    [2008016, 20000000]
+    [2008048, 20000000]
     """
     found = []
     for each in own:
