@@ -214,3 +214,78 @@ def test_ctrl_c_leaves_nothing_half(folders):
     assert process.returncode == 130
     assert error.strip().splitlines()[-1] == "keyhole: interrupted"
     assert [path for path in work.iterdir() if path.is_dir()] == []
+
+
+OWN_TASK = """
+import keyhole as kh
+import numpy as np
+from keyhole.models.dense import masked_mean
+
+
+def predict(params, batch):
+    return params["mean"][batch["film"]]
+
+
+def loss(params, batch, mask):
+    return masked_mean((predict(params, batch) - batch["stars"]) ** 2, mask)
+
+
+def init(seed):
+    return {"mean": np.zeros(9, np.float32)}
+
+
+def error(outputs, examples):
+    return np.abs(outputs - examples["stars"]).mean()
+
+
+model = kh.Model(init, loss, predict, (kh.Cut(kh.KeySpace("film", 9), {"mean": 0}),))
+TASK = kh.Task(model, kh.data.open_dataset("stars"), metrics={"error": error}, name="films").kind
+"""
+
+
+def write_stars(path):
+    rows = [f"u{i % 10},{i % 9},{i % 5}.5" for i in range(60)]
+    path.write_text("\n".join(["user,film,stars", *rows]))
+    return path
+
+
+def test_a_table_of_your_own_is_imported_and_trained_on(folders, monkeypatch):
+    path, words = write_stars(folders / "stars.csv"), ("--client", "user", "--input", "film=film")
+    shown = run("import", str(path), *words, "--target", "stars", "--hold-out", "0.2")
+    assert "stars is imported" in shown
+    assert "client user; inputs film = film; target stars; 0.2 held out by client" in shown
+    again = run("import", str(path), *words, "--target", "stars", "--hold-out", "0.2", "--json")
+    assert json.loads(again)["was_there"] is True
+    assert json.loads(again)["splits"]["test"] == {"clients": 2, "examples": 12}
+    (folders / "mine.py").write_text(OWN_TASK)
+    monkeypatch.chdir(folders)
+    entry = "from keyhole.cli.main import main; main()"
+    asked = "train mine:TASK --data stars --rounds 2 --cohort 3 --keys top --m 3"
+    done = subprocess.run(
+        [sys.executable, "-c", entry, *asked.split()],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LONG,
+    )
+    assert done.returncode == 0, done.stderr
+    (result,) = folders.glob("keyhole-runs/*/trial-0/result.json")
+    assert "error" in json.loads(result.read_text())["metrics"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--target", "stars"), "--target needs --client, which says whose row it is"),
+        (("--by", "time"), "--by needs --client"),
+        (("--client", "user", "--input", "film"), "--input names no key space: got 'film'"),
+        (("--client", "usr"), "did you mean user?"),
+        (("--client", "user", "--input", "stars=x", "--target", "x"), "target names a column"),
+        (("--client", "user", "--hold-out", "1"), "--hold-out"),
+        ((), "keyhole data import stars.csv --client COLUMN"),
+    ],
+)
+def test_a_bad_import_of_your_own_is_one_line(folders, capsys, words, said):
+    code, told = fail(capsys, "import", str(write_stars(folders / "stars.csv")), *words)
+    assert code == 2
+    assert said in " ".join(told.split())

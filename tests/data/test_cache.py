@@ -179,7 +179,7 @@ def test_verify_finds_a_source_that_has_changed(source, cache):
 def test_the_manifest_says_where_the_data_is_from(source, cache):
     directory = import_dataset(source, cache=cache)
     manifest = json.loads((directory / "manifest.json").read_text())
-    assert manifest["version"] == 1
+    assert manifest["version"] == 2
     assert manifest["splits"]["test"] == {"clients": 2, "examples": 3}
     assert manifest["sources"][0]["sha256"] == manifest["facts"]["sha256"]
     assert directory.name == f"femnist-{manifest['facts']['sha256'][:16]}"
@@ -189,13 +189,13 @@ def test_the_manifest_says_where_the_data_is_from(source, cache):
 
 def test_another_version_is_imported_anew(source, cache):
     path = import_dataset(source, cache=cache) / "manifest.json"
-    path.write_text(path.read_text().replace('"version": 1', '"version": 0'))
+    path.write_text(path.read_text().replace('"version": 2', '"version": 1'))
     assert list_datasets(cache) == []
     assert labels(open_dataset(source, cache=cache)) == [3, 61, 10]
     assert len(list_datasets(cache)) == 1
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"version": 1}', "{"])
+@pytest.mark.parametrize("content", ["", "[]", '{"version": 2}', "{"])
 def test_a_directory_with_a_bad_manifest_is_no_dataset(source, cache, content):
     path = import_dataset(source, cache=cache) / "manifest.json"
     path.write_text(content)

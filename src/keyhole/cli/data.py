@@ -11,7 +11,8 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 
-from keyhole.cli.screen import import_shown
+from keyhole.cli.options import NumberRange, refuse
+from keyhole.cli.screen import import_shown, progress_bars
 from keyhole.data.cache import DatasetManifest, cache_root, find_imported, read_manifest
 from keyhole.data.open import SHARED, data_folder, find_current, find_dataset, list_datasets, verify
 
@@ -67,18 +68,75 @@ def info(source: str, is_checked: bool, as_json: bool) -> None:
 
 @data.command("import")
 @click.argument("source", metavar="PATH")
+@click.option("--client", metavar="COLUMN", help="A table of your own: whose row it is.")
+@click.option(
+    "--input",
+    metavar="COLUMN=SPACE",
+    multiple=True,
+    help="With --client: a column that names keys of a key space; may be given again.",
+)
+@click.option("--target", metavar="COLUMN", help="With --client: the column that is predicted.")
+@click.option(
+    "--hold-out",
+    type=NumberRange(0, 1, min_open=True, max_open=True),
+    show_default="0.1",
+    help="With --client: the share that is set aside to test on.",
+)
+@click.option(
+    "--by",
+    type=click.Choice(["client", "time", "within"]),
+    show_default="client",
+    help="With --client: set aside clients, the latest rows of all, or some of each client.",
+)
+@click.option("--time", metavar="COLUMN", help="With --by: the column of times.")
+@click.option("--name", help="With --client: the name of the dataset.", show_default="the file's")
 @_JSON
-def import_(source: str, as_json: bool) -> None:
-    """Import a file or directory of a known format, unless that was done before."""
-    was_there = find_current(source, cache_root())
-    directory = was_there or import_shown(source)
+def import_(source: str, as_json: bool, client: str | None, **own: Any) -> None:
+    """Import a file or directory of a known format, unless that was done before.
+
+    A table of your own (.csv, .jsonl, .npz or .parquet) is imported with --client COLUMN.
+    """
+    if client is not None:
+        directory, was_there = _import_own(Path(source), client, own)
+    else:
+        refuse(own, own, "needs --client, which says whose row it is")
+        found = find_current(source, cache_root())
+        directory, was_there = found or import_shown(source), found is not None
     manifest = read_manifest(directory)
     if as_json:
-        content = {**_summary(manifest), "directory": str(directory), "was_there": bool(was_there)}
+        content = {**_summary(manifest), "directory": str(directory), "was_there": was_there}
         click.echo(json.dumps(content, indent=2))
         return
     click.echo(f"{manifest.name} {'was' if was_there else 'is'} imported")
     _print_info(manifest, directory, is_checked=False)
+
+
+def _import_own(path: Path, client: str, own: dict[str, Any]) -> tuple[Path, bool]:
+    """Imports a table of one's own, with a bar for each step."""
+    from keyhole.data.open import OwnFile, import_table
+
+    inputs = {}
+    for said in own["input"]:
+        column, _, space = said.rpartition("=")
+        if not (column and space):
+            raise click.UsageError(
+                f"--input names no key space: got {said!r}; expected COLUMN=SPACE"
+            )
+        inputs[column] = space
+    named = {"target": "target", "hold_out": "share", "by": "by", "time": "time", "name": "name"}
+    given = {to: own[option] for option, to in named.items() if own[option] is not None}
+    file = OwnFile(path, client, inputs, **given)
+    with progress_bars() as bars:
+        hashing = bars.add_task(f"hash {file.called}", total=None, note="", unit="bytes")
+        reading = bars.add_task(f"import {file.called}", total=None, note="", unit="bytes")
+        directory, was_there = import_table(
+            file,
+            hashing=lambda done, total: bars.update(hashing, completed=done, total=total),
+            progress=lambda done, total: bars.update(reading, completed=done, total=total),
+        )
+        for bar in bars.tasks:
+            bar.visible = bool(bar.completed)
+    return directory, was_there
 
 
 def _shared_files() -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,18 @@ from typing import Any
 import numpy as np
 
 from keyhole.arrays import Array
-from keyhole.data.columns import COLUMNS, Texts, write_clients, write_texts
+from keyhole.data.columns import (
+    COLUMNS,
+    Texts,
+    file_stem,
+    write_clients,
+    write_dataset,
+    write_texts,
+)
 from keyhole.data.federated import Column, Dataset, FederatedData, Ragged
+from keyhole.data.own import OWN
 from keyhole.data.readers import archives, json_files, tff
-from keyhole.data.readers.source import Kind, Progress, Source, bad_file, reading
+from keyhole.data.readers.source import Progress, Source, bad_file, reading
 from keyhole.errors import InputError
 from keyhole.files import storage_errors
 
@@ -38,12 +46,18 @@ FORMATS = {
 """Each returns the source at a path, or None if it does not know what is there."""
 
 
+TABLES = (".csv", ".jsonl", ".npz", ".parquet")
+"""Files of your own that `import_own` takes."""
+
+
 def find_source(path: Path) -> Source:
     """Returns the source at a path, found but not read."""
     for find in FORMATS.values():
         if (source := find(path)) is not None:
             return source
     fix = "see docs/data.md for the names of the files"
+    if path.suffix in TABLES:
+        fix = f"if it is a table of your own: keyhole data import {path.name} --client COLUMN"
     if path.suffix == ".lzma":
         fix = f"unpack it first: unlzma {path.name}"
     if path.is_dir():
@@ -54,7 +68,7 @@ def find_source(path: Path) -> Source:
     raise bad_file(path, found, ", ".join(FORMATS), fix=fix)
 
 
-VERSION = 1
+VERSION = 2
 """Of the layout of the files; another version is imported again."""
 
 _AGAIN = "import the source again: keyhole data import"
@@ -69,16 +83,21 @@ class DatasetManifest:
         sources: for each file of the source its path, bytes, mtime_ns and sha256.
         splits: split -> how many clients and examples.
         files: array file -> its bytes and sha256.
+        columns: column -> whether its rows are of unequal length.
+        inputs: as in `Dataset`, and so is `target`.
     """
 
     name: str
-    kind: Kind
+    kind: str
     origin: str
     sources: Sequence[Mapping[str, Any]]
     facts: Mapping[str, str]
     splits: Mapping[str, Mapping[str, int]]
     names: Sequence[str]
     files: Mapping[str, Mapping[str, Any]]
+    columns: Mapping[str, bool]
+    inputs: Mapping[str, str]
+    target: str | None
     version: int = VERSION
 
     @property
@@ -179,7 +198,7 @@ def _fields(manifest: DatasetManifest) -> dict[str, bool]:
     sources, splits, files = manifest.sources, manifest.splits, manifest.files
     return {
         "name": isinstance(manifest.name, str),
-        "kind": manifest.kind in list(COLUMNS),  # a list can be asked for what has no hash
+        "kind": manifest.kind in [*COLUMNS, OWN],  # a list can be asked for what has no hash
         "origin": isinstance(manifest.origin, str),
         "sources": isinstance(sources, list)
         and all(_holds(file, path=str, bytes=int, mtime_ns=int, sha256=str) for file in sources),
@@ -191,6 +210,12 @@ def _fields(manifest: DatasetManifest) -> dict[str, bool]:
         and all(isinstance(what, str) for what in manifest.names),
         "files": isinstance(files, dict)
         and all(_holds(file, bytes=int, sha256=str) for file in files.values()),
+        "columns": isinstance(manifest.columns, dict)
+        and all(isinstance(is_ragged, bool) for is_ragged in manifest.columns.values()),
+        "inputs": isinstance(manifest.inputs, dict)
+        and manifest.inputs.keys() <= set(manifest.columns)
+        and all(isinstance(space, str) for space in manifest.inputs.values()),
+        "target": manifest.target is None or isinstance(manifest.target, str),
     }
 
 
@@ -217,17 +242,20 @@ def verify(directory: Path) -> DatasetManifest:
 def load(directory: Path) -> Dataset:
     """Opens a dataset; arrays are memory maps, read as they are used."""
     manifest = read_manifest(directory)
-    splits = {split: _open_split(directory, manifest.kind, split) for split in manifest.splits}
-    names = {what: Texts(_open_ragged(directory, f"names.{what}")) for what in manifest.names}
-    return Dataset(manifest.name, manifest.kind, splits, names, manifest.facts)
+    splits = {split: _open_split(directory, manifest.columns, split) for split in manifest.splits}
+    names = {
+        what: Texts(_open_ragged(directory, file_stem("names", what))) for what in manifest.names
+    }
+    said = manifest.facts, manifest.inputs, manifest.target
+    return Dataset(manifest.name, manifest.kind, splits, names, *said)
 
 
-def _open_split(directory: Path, kind: Kind, split: str) -> FederatedData:
+def _open_split(directory: Path, kinds: Mapping[str, bool], split: str) -> FederatedData:
     columns: dict[str, Column] = {}
-    for name, (_, shape) in COLUMNS[kind].items():
-        stem = f"{split}.{name}"
+    for name, is_ragged in kinds.items():
+        stem = file_stem(split, name)
         columns[name] = (
-            _open_ragged(directory, stem) if shape is None else _open(directory / f"{stem}.npy")
+            _open_ragged(directory, stem) if is_ragged else _open(directory / f"{stem}.npy")
         )
     offsets = _open(directory / f"{split}.offsets.npy")
     ids = Texts(_open_ragged(directory, f"{split}.client_ids"))
@@ -265,16 +293,26 @@ def _locked(path: Path, wait: bool) -> Iterator[bool]:
         yield True
 
 
-def find_imported(path: Path, root: Path) -> Path | None:
-    """Returns the directory of a dataset that was imported from this path and is still current.
+DECLARED = "declared"
+"""The fact that says what a file of your own was said to hold: client, inputs, target, split."""
+
+
+def find_imported(path: Path, root: Path, declared: str | None = None) -> Path | None:
+    """Returns the directory of a dataset that was imported from this path and is still current, of
+    several the latest; only one that was `declared` so, where that is given.
 
     A file of the same path, size and time is taken to be the same: it is not read again.
     """
     origin = str(path.resolve())
-    for directory, manifest in manifests(root).items():
-        if manifest.origin == origin and _is_current(path, manifest) and _is_whole(directory):
-            return directory
-    return None
+    found = [
+        directory
+        for directory, manifest in manifests(root).items()
+        if manifest.origin == origin
+        and (declared is None or manifest.facts.get(DECLARED) == declared)
+        and _is_current(path, manifest)
+        and _is_whole(directory)
+    ]
+    return max(found, key=lambda directory: directory.stat().st_mtime, default=None)
 
 
 def _is_current(path: Path, manifest: DatasetManifest) -> bool:
@@ -290,6 +328,19 @@ def _is_current(path: Path, manifest: DatasetManifest) -> bool:
     return not path.is_dir() or known == {str(f.resolve()) for f in find_source(path).files}
 
 
+@dataclass(frozen=True)
+class _Written:
+    """What array files hold that were written."""
+
+    kind: str
+    facts: Mapping[str, str]
+    splits: Mapping[str, Mapping[str, int]]
+    names: Sequence[str]
+    columns: Mapping[str, bool]
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    target: str | None = None
+
+
 def import_source(
     path: Path, source: Source, root: Path, progress: Progress, hashing: Progress
 ) -> Path:
@@ -298,53 +349,95 @@ def import_source(
     In that case the manifest learns where and of what time they are now, so that the next opening
     need not read them. `hashing` is called before `progress`, as bytes are hashed.
     """
-    files = _fingerprints(source.files, hashing)
+
+    def write(directory: Path, digest: str) -> _Written:
+        splits, named = write_clients(directory, source.kind, source.read(progress))
+        if "train" not in splits:
+            found = f"clients for {', '.join(splits) or 'nothing'}"
+            raise bad_file(path, found, "clients to train on")
+        names = {**source.names(), **named}
+        _write_names(directory, names)
+        columns = {name: shape is None for name, (_, shape) in COLUMNS[source.kind].items()}
+        facts = {**source.facts, "sha256": digest}
+        return _Written(source.kind, facts, splits, list(names), columns)
+
+    return _keep(path, source.files, source.name, "", root, hashing, write)
+
+
+def import_own(
+    path: Path,
+    name: str,
+    declared: str,
+    read: Callable[[], Dataset],
+    root: Path,
+    hashing: Progress,
+) -> Path:
+    """Imports a file of your own, unless its bytes are in the cache and were declared the same."""
+
+    def write(directory: Path, digest: str) -> _Written:
+        made = read()
+        splits = write_dataset(directory, made)
+        _write_names(directory, made.names)
+        kinds = made.splits["train"].columns
+        columns = {each: isinstance(column, Ragged) for each, column in kinds.items()}
+        facts = {**made.facts, DECLARED: declared}
+        return _Written(
+            made.kind, facts, splits, list(made.names), columns, made.inputs, made.target
+        )
+
+    return _keep(path, (path,), name, declared, root, hashing, write)
+
+
+def _keep(
+    path: Path,
+    sources: Sequence[Path],
+    name: str,
+    declared: str,
+    root: Path,
+    hashing: Progress,
+    write: Callable[[Path, str], _Written],
+) -> Path:
+    """The directory of a dataset, which `write` fills where it is not whole."""
+    files = _fingerprints(sources, hashing)
     digest = _digest(files)
     origin = str(path.resolve())
-    target = root / f"{source.name}-{digest[:16]}"
+    told = sha256(f"{digest} {declared}".encode()).hexdigest() if declared else digest
+    target = root / f"{name}-{told[:16]}"
     with storage_errors(target, "write"), workplace(root, target.name) as directory:
         if _is_whole(target):  # asked again: another process may have imported it meanwhile
             manifest = replace(read_manifest(target), origin=origin, sources=files)
             _write_manifest(directory, target, manifest)
-        else:
-            splits, names = _write(directory, path, source, progress)
-            manifest = DatasetManifest(
-                name=source.name,
-                kind=source.kind,
-                origin=origin,
-                sources=files,
-                facts={**source.facts, "sha256": digest},
-                splits=splits,
-                names=names,
-                files={
-                    file.name: {"bytes": file.stat().st_size, "sha256": hash_file(file)}
-                    for file in sorted(directory.iterdir())
-                },
-            )
-            _write_manifest(directory, directory, manifest)
-            if target.exists():  # damaged
-                target.rename(_old(directory))
-            directory.rename(target)
+            return target
+        with _whole_characters(path):
+            written = write(directory, digest)
+        hashes = {
+            file.name: {"bytes": file.stat().st_size, "sha256": hash_file(file)}
+            for file in sorted(directory.iterdir())
+        }
+        manifest = DatasetManifest(
+            name=name, origin=origin, sources=files, files=hashes, **vars(written)
+        )
+        _write_manifest(directory, directory, manifest)
+        if target.exists():  # damaged
+            target.rename(_old(directory))
+        directory.rename(target)
     return target
 
 
-def _write(
-    directory: Path, path: Path, source: Source, progress: Progress
-) -> tuple[dict[str, dict[str, int]], list[str]]:
-    """Writes all array files; returns the counts of the splits and what has names."""
+def _write_names(directory: Path, names: Mapping[str, Sequence[str]]) -> None:
+    for what, rows in names.items():
+        write_texts(directory, file_stem("names", what), rows)
+
+
+@contextmanager
+def _whole_characters(path: Path) -> Iterator[None]:
+    """Names the file where a text holds half of a pair of surrogates, as JSON and NumPy may."""
     try:
-        splits, names = write_clients(directory, source.kind, source.read(progress))
-        if "train" not in splits:
-            found = f"clients for {', '.join(splits) or 'nothing'}"
-            raise bad_file(path, found, "clients to train on")
-        texts = {**source.names(), **names}
-        for what, rows in texts.items():
-            write_texts(directory, f"names.{what}", rows)
-    except UnicodeEncodeError as error:  # half of a pair of surrogates, which JSON and NumPy hold
+        yield
+    except UnicodeEncodeError as error:
         near = ascii(error.object[max(0, error.start - 20) : error.end + 20])
         allowed = "text of whole Unicode characters"
         raise bad_file(path, f"the text {near}", allowed) from error
-    return splits, list(texts)
 
 
 def _fingerprints(files: Sequence[Path], hashing: Progress) -> list[dict[str, Any]]:

@@ -13,12 +13,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, product
 from pathlib import Path
 from typing import Any, cast, overload
+from urllib.parse import quote
 
 import numpy as np
 from numpy.lib import format as npy_format
 
 from keyhole.arrays import Array
-from keyhole.data.federated import Ragged
+from keyhole.data.federated import Dataset, Ragged
 from keyhole.data.readers.source import Examples, Kind, Post, SourceClient
 
 
@@ -223,6 +224,35 @@ def write_texts(directory: Path, stem: str, texts: Sequence[str]) -> None:
     file = RaggedFile(directory, stem, np.uint8)
     file.append(rows.values, rows.lengths)
     file.close()
+
+
+def file_stem(split: str, column: str) -> str:
+    """Returns how the files of a column begin; a column may have any name.
+
+    >>> file_stem("train", "item"), file_stem("train", "a/b.values"), file_stem("test", "offsets")
+    ('train.item', 'train.a%2Fb%2Evalues', 'test.%offsets')
+    """
+    escaped = quote(column, safe=" ").replace(".", "%2E")
+    return f"{split}.%{escaped}" if escaped in ("client_ids", "offsets") else f"{split}.{escaped}"
+
+
+def write_dataset(directory: Path, dataset: Dataset) -> dict[str, dict[str, int]]:
+    """Writes the array files of data that are in memory; returns the counts of the splits."""
+    for split, found in dataset.splits.items():
+        data = found.compact()
+        write_texts(directory, f"{split}.client_ids", data.client_ids)
+        np.save(directory / f"{split}.offsets.npy", np.append(data.starts, data.num_examples))
+        for name, column in data.columns.items():
+            stem = file_stem(split, name)
+            if isinstance(column, Ragged):
+                np.save(directory / f"{stem}.values.npy", column.values)
+                np.save(directory / f"{stem}.offsets.npy", column.offsets)
+            else:
+                np.save(directory / f"{stem}.npy", column)
+    return {
+        split: {"clients": len(data), "examples": data.num_examples}
+        for split, data in dataset.splits.items()
+    }
 
 
 class _Split:

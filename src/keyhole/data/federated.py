@@ -136,6 +136,12 @@ class FederatedData:
         ids = [self.client_ids[int(i)] for i in at]
         return FederatedData(ids, self.starts[at], self.stops[at], self.columns)
 
+    def compact(self) -> FederatedData:
+        """The same clients over columns that hold their examples alone, as a copy."""
+        at = _rows(self)[1]
+        columns = {name: column[at] for name, column in self.columns.items()}
+        return FederatedData.of(self.client_ids, self.counts, columns)
+
     def with_at_least(self, examples: int) -> FederatedData:
         """The clients that have this many examples."""
         return self.subset(np.flatnonzero(self.counts >= examples))

@@ -6,17 +6,19 @@ A file is imported the first time that it is opened.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from inspect import signature
 from pathlib import Path
+from typing import Any, Literal
 
 from keyhole.data import cache as store
 from keyhole.data.cache import find_imported, find_source, import_source
 from keyhole.data.federated import Dataset
 from keyhole.data.posts import make_posts
-from keyhole.data.readers.source import Progress
+from keyhole.data.readers.source import Progress, bad_file
 from keyhole.data.synthetic import make_ratings
+from keyhole.data.tables import from_files
 from keyhole.data.writers import make_writers
 from keyhole.errors import InputError
 
@@ -90,6 +92,75 @@ def import_dataset(
     path = locate(source)
     tell, tell_hashing = (each or (lambda done, total: None) for each in (progress, hashing))
     return import_source(path, find_source(path), root, tell, tell_hashing)
+
+
+@dataclass(frozen=True)
+class OwnFile:
+    """A table of your own in a file, and what its columns are, as in `from_files`.
+
+    Args:
+        share: of the examples or clients that are held out to test on.
+        by: how, as in `Dataset.hold_out`, with the column of times `time`.
+        name: of the dataset; None for that of the file.
+    """
+
+    path: Path
+    client: str
+    inputs: Mapping[str, str]
+    target: str | None = None
+    share: float = 0.1
+    by: Literal["client", "time", "within"] = "client"
+    time: str | None = None
+    name: str | None = None
+
+    @property
+    def called(self) -> str:
+        """The name of the dataset."""
+        return self.name or self.path.name.partition(".")[0]
+
+    @property
+    def declared(self) -> str:
+        """All that decides what is kept, beside the bytes of the file."""
+        keys = ", ".join(f"{column} = {space}" for column, space in self.inputs.items())
+        time = f" of {self.time}" if self.time else ""
+        return (
+            f"client {self.client}; inputs {keys or 'none'}; target {self.target or 'none'}; "
+            f"{self.share:g} held out by {self.by}{time}"
+        )
+
+    def read(self, progress: Progress | None = None) -> Dataset:
+        """Reads the file and splits its examples."""
+        said: dict[str, Any] = {"client": self.client, "inputs": self.inputs, "target": self.target}
+        made = from_files(self.path, name=self.called, progress=progress, **said)
+        return made.hold_out(self.share, self.by, column=self.time)
+
+
+def import_table(
+    own: OwnFile,
+    *,
+    cache: Path | None = None,
+    progress: Progress | None = None,
+    hashing: Progress | None = None,
+) -> tuple[Path, bool]:
+    """Returns the directory of a table of your own in the cache, and whether it was there."""
+    root, quiet = cache or store.cache_root(), lambda done, total: None
+    if not own.path.is_file() or own.path.suffix not in store.TABLES:
+        what = f"a name that ends in {own.path.suffix!r}" if own.path.is_file() else "no such file"
+        expected = f"a file that ends in {', '.join(store.TABLES)}"
+        raise bad_file(own.path, what, expected, fix="convert it, or name another")
+    if set(own.called) & set("/\\:\0") or own.called.startswith("."):
+        raise InputError(
+            f"a dataset cannot be called so: got {own.called!r}; expected a name without / and :; "
+            "choose another"
+        )
+    if (found := find_imported(own.path, root, own.declared)) is not None and (
+        store.read_manifest(found).name == own.called
+    ):
+        return found, True
+    made = store.import_own(
+        own.path, own.called, own.declared, lambda: own.read(progress), root, hashing or quiet
+    )
+    return made, False
 
 
 def find_current(source: str | Path, root: Path) -> Path | None:
