@@ -6,8 +6,10 @@ import sys
 
 import pytest
 
+import keyhole as kh
 from keyhole.cli import main as cli
 from tests.experiments.report.runs import write_sweep, write_trial
+from tests.front.test_train import SETTINGS, make_task
 from tests.helpers import LONG
 
 
@@ -86,3 +88,17 @@ def test_help_does_not_import_matplotlib():
     )
     assert done.returncode == 0, done.stderr
     assert b"report" in done.stdout
+
+
+def test_runs_of_the_front_door_are_drawn(tmp_path, capsys):
+    kept, to = tmp_path / "kept", tmp_path / "report"
+    for name, m in {"full": "all", "few": 5}.items():
+        settings = {**SETTINGS, "evaluate_every": 1, "out": kept / name}
+        kh.train(make_task(), rounds=2, m=m, trials=2, **settings)
+    for place, labels in ((kept, ["few", "full"]), (kept / "few", ["few"])):
+        code, printed, said = keyhole(capsys, "report", place, "--to", to, "--json")
+        assert code == 0, said
+        (table,) = json.loads(printed)
+        assert [row["label"] for row in table["rows"]] == labels
+        assert all(row["test"]["trials"] == 2 for row in table["rows"])
+    assert (to / "task-runs-overview.png").stat().st_size > 1000

@@ -187,6 +187,30 @@ def test_a_sweep_shares_arms_and_leaves_no_models(keyhole, few_writers, tmp_path
     assert {line["arm"] for line in described["lines"]} <= {p.name for p in tmp_path.iterdir()}
 
 
+def test_a_grid_of_your_own_is_run_resumed_and_drawn(keyhole, few_writers, tmp_path):
+    grid = tmp_path / "mine.toml"
+    grid.write_text(
+        'task = "emnist_2nn"\nrounds = 1\nevaluate_every = 1\ncohort.size = 2\n'
+        "trials = 1\nkeys.neuron.count = [10, 50]\n"
+    )
+    out = tmp_path / "runs"
+    options = ("sweep", grid, "--data", few_writers, "--out", out)
+    first = keyhole(*options, "--json")
+    assert first.returncode == 0, first.stderr
+    rows = json.loads(first.stdout)
+    arms = [f"emnist_2nn-keys.neuron.count={m}" for m in (10, 50)]
+    assert [row["run"] for row in rows] == [str(out / arm / "trial-0") for arm in arms]
+    told = json.loads((out / arms[0] / "trial-0" / "run.json").read_text())
+    assert told["spec"]["data"] == str(few_writers)
+    assert json.loads(keyhole(*options, "--json").stdout) == rows
+    drawn = keyhole("report", out, "--json")
+    (table,) = json.loads(drawn.stdout)
+    assert [row["label"] for row in table["rows"]] == [f"keys.neuron.count = {m}" for m in (10, 50)]
+    refused = keyhole(*options, "--scale", "small")
+    assert refused.returncode == 2
+    assert "--scale goes with a figure of the paper" in refused.stderr
+
+
 @pytest.mark.parametrize("times", [1, 2])
 def test_ctrl_c_keeps_what_was_done(times, environment, few_writers, tmp_path):
     args = ["train", "emnist_2nn", *TINY[:-1], "100000", "--m", "8"]

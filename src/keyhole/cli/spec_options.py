@@ -29,10 +29,9 @@ from keyhole.cli.options import (
 )
 from keyhole.delivery import delivery_names
 from keyhole.errors import InputError
-from keyhole.experiments.specs import DEFAULTS, SYNTHETIC, defaults_of, spec_of
+from keyhole.experiments.specs import DEFAULTS, SYNTHETIC, check_fields, defaults_of, spec_of
 from keyhole.identity import Ref
-from keyhole.parts import near_miss
-from keyhole.rounds.fields import VERSION, SpecField, flatten, merge, nest, spec_fields
+from keyhole.rounds.fields import VERSION, SpecField, merge, nest, spec_fields
 from keyhole.rounds.spec import RunSpec
 
 FIXED = "fixed"
@@ -237,7 +236,7 @@ def spec_from(context: click.Context, task: str | None) -> RunSpec:
         raise click.UsageError(f"TASK is {task}, but --spec is of task {named}")
     if (task := task or named) is None:
         raise click.UsageError("pass a TASK, or --spec with one")
-    _check_names(options["spec_file"], nest(told))
+    check_fields(f"--spec {options['spec_file']}", nest(told))
     usual = defaults_of(task)
     given = {"sizes": options["sizes"], **_changes(context)}
     return spec_of(task, merge(nest(told), nest({**given, **_keys(usual, options)})))
@@ -261,17 +260,6 @@ def _read_file(path: Path | None) -> dict[str, Any]:
             f"{VERSION}; use the version of keyhole that wrote it, or write it again"
         )
     return dict(told)
-
-
-def _check_names(path: Path | None, told: Mapping[str, Any]) -> None:
-    """Raises InputError where a file has a field that no run has."""
-    known = [field.path for field in spec_fields(RunSpec)]
-    for name in flatten(told):
-        if not any(f"{name}.".startswith(f"{k}.") or k.startswith(f"{name}.") for k in known):
-            raise InputError(
-                f"--spec {path} has a field that no run has: got {name}; expected one of run.json; "
-                f"{near_miss(name, known)}"
-            )
 
 
 def _keys(usual: RunSpec, options: Mapping[str, Any]) -> dict[str, Any]:

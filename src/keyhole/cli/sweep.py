@@ -1,27 +1,32 @@
-"""Runs `keyhole sweep`: all runs behind a figure or table of the paper."""
+"""Runs `keyhole sweep`: all runs behind a figure or table of the paper, or a grid of your own."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from keyhole.cli.options import json_option, out_option
 from keyhole.cli.runs import run_trials, start_jax
-from keyhole.cli.screen import import_shown
+from keyhole.cli.screen import import_shown, progress_bars
 from keyhole.cli.spec_options import data_option, seed_option
 from keyhole.files import make_directory, storage_errors
 
 if TYPE_CHECKING:
     from keyhole.data.federated import Dataset
+    from keyhole.experiments.experiment import Experiment
+    from keyhole.experiments.parallel import Cell, DataSource
     from keyhole.experiments.sweeps import Sweep
+    from keyhole.experiments.trial import Result
 
 
 @click.command()
-@click.argument("figure")
+@click.argument("figure", metavar="FIGURE|FILE.toml")
 @click.option(
     "--scale",
     type=click.Choice(["small", "paper"]),
@@ -29,15 +34,22 @@ if TYPE_CHECKING:
     help="small: minutes on two cores; paper: the paper's settings, for its full data.",
 )
 @data_option
-@click.option("--rounds", type=click.IntRange(1), help="Rounds, instead of the scale's.")
-@click.option("--trials", type=click.IntRange(1, 1000), help="Trials, instead of the scale's.")
-@click.option("--cohort", type=click.IntRange(1), help="Clients per round, instead of the scale's.")
+@click.option("--rounds", type=click.IntRange(1), help="Rounds, instead of the sweep's.")
+@click.option("--trials", type=click.IntRange(1, 1000), help="Trials, instead of the sweep's.")
+@click.option("--cohort", type=click.IntRange(1), help="Clients per round, instead of the sweep's.")
 @seed_option
+@click.option(
+    "--processes",
+    type=click.IntRange(1, 1000),
+    default=1,
+    help="Trials that run at a time, each in a process; cores are shared out among them.",
+)
 @out_option("keyhole-runs", "Where runs are kept; sweeps that share an arm share its runs.")
 @click.option("--keep-state", is_flag=True, help="Keep the models of finished runs on disk.")
 @json_option
-def sweep(figure: str, out: Path, data: str, as_json: bool, **options: Any) -> None:
-    """Run everything behind FIGURE, trial by trial.
+@click.pass_context
+def sweep(context: click.Context, /, figure: str, out: Path, as_json: bool, **options: Any) -> None:
+    """Run everything behind FIGURE, or every cell of a grid in FILE.toml, trial by trial.
 
     FIGURE is one of
 
@@ -53,30 +65,117 @@ def sweep(figure: str, out: Path, data: str, as_json: bool, **options: Any) -> N
     so-tag-rates emnist-cnn-rates emnist-2nn-rates so-word-rates
                       client and server rates, without select
 
+    FILE.toml has fields of a run as in run.json, each of which may be a list, and runs every
+    combination, in five trials unless it says otherwise (docs/runs.md).
+
     What is finished is not run again, so the same command resumes a sweep that was stopped. Draw
     the figure with `keyhole report`.
     """
-    from keyhole.experiments.opening import open_data, synthetic_sizes
-    from keyhole.experiments.sweeps import sweep_named
-    from keyhole.experiments.trial import read_result
-    from keyhole.rounds.record import metrics_to_json
-
-    asked = _changed(sweep_named(figure, options["scale"]), options)
+    given = {
+        name: value
+        for name, value in options.items()
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+    }
+    asked, scale = _asked(figure, options["scale"], given)
     start_jax()
-    specs = [line.spec for line in asked.lines]
-    sizes, find = synthetic_sizes(specs), import_shown
-    dataset = open_data(specs[0], data, options["seed"], sizes=sizes, find=find)
-    work = _work(asked, dataset, out)
-    for _, experiment, trial, directory in work:
-        experiment.check()
-        read_result(directory, experiment.describe(trial))
+    cells, names = _cells(asked, out, options["keep_state"])
     make_directory(out)
-    described = asked.describe(options["scale"], dataset.name)
     path = out / f"{asked.name}.json"
     with storage_errors(path, "write"):
-        path.write_text(json.dumps(described, indent=1) + "\n")
+        path.write_text(json.dumps(asked.describe(scale, ", ".join(names)), indent=1) + "\n")
+    _print(_results(cells, options), out, as_json)
+
+
+def _asked(figure: str, scale: Any, given: dict[str, Any]) -> tuple[Sweep, str]:
+    """The sweep, with what the command line says in place of its own settings, and its scale."""
+    from keyhole.experiments.grid import read_grid
+    from keyhole.experiments.sweeps import sweep_named
+
+    is_own = figure.endswith(".toml")
+    if is_own and "scale" in given:
+        raise click.UsageError("--scale goes with a figure of the paper, not with a file")
+    asked = read_grid(Path(figure)) if is_own else sweep_named(figure, scale)
+    paths = {"rounds": "rounds", "cohort": "cohort.size", "seed": "seed", "data": "data"}
+    changes = {path: given[n] for n, path in paths.items() if given.get(n) is not None}
+    lines = tuple(replace(line, spec=line.spec.changed(changes)) for line in asked.lines)
+    asked = replace(asked, lines=lines, trials=given.get("trials") or asked.trials)
+    return asked, "" if is_own else scale
+
+
+def _cells(
+    asked: Sweep, out: Path, keep_state: bool
+) -> tuple[list[tuple[Experiment, Cell]], list[str]]:
+    """Every trial of every run, each run once, checked before any is begun: first trial of all,
+    then the second. And the names of their data."""
+    from keyhole.experiments.experiment import Experiment
+    from keyhole.experiments.opening import synthetic_sizes
+    from keyhole.experiments.parallel import Cell, DataSource
+    from keyhole.experiments.trial import read_result
+
+    specs = {line.arm: line.spec for line in asked.lines}
+    sizes = tuple(synthetic_sizes(specs.values()).items())
+    arms: dict[str, tuple[Experiment, DataSource]] = {}
+    opened: dict[DataSource, Dataset] = {}
+    for arm, spec in specs.items():
+        source = DataSource(spec.task.name, spec.data.name, spec.seed, sizes)
+        if source not in opened:
+            opened[source] = source.open(import_shown)
+        arms[arm] = Experiment(spec, opened[source]), source
+        arms[arm][0].check()
+    found = []
+    for trial in range(asked.trials):
+        for arm, (experiment, source) in arms.items():
+            directory = out / arm / f"trial-{trial}"
+            read_result(directory, experiment.describe(trial))
+            cell = Cell(experiment.spec, source, trial, directory, keep_state)
+            found.append((experiment, cell))
+    return found, list(dict.fromkeys(data.name for data in opened.values()))
+
+
+def _results(
+    cells: list[tuple[Experiment, Cell]], options: dict[str, Any]
+) -> Iterator[tuple[Path, Result]]:
+    """Runs the trials, here or in processes; yields their results as they end."""
+    if options["processes"] > 1:
+        return _in_processes([cell for _, cell in cells], options["processes"])
+    work = (
+        (
+            f"{cell.directory.parent.name}, trial {cell.trial}",
+            experiment,
+            cell.trial,
+            cell.directory,
+        )
+        for experiment, cell in cells
+    )
+    return run_trials(work, len(cells), options["keep_state"])
+
+
+def _in_processes(cells: list[Cell], processes: int) -> Iterator[tuple[Path, Result]]:
+    """Runs trials in processes, under one bar."""
+    from keyhole.data.cache import cache_root
+    from keyhole.experiments.parallel import run_cells
+    from keyhole.rounds.loop import stop_on_signals
+
+    stopped = 0
+    with progress_bars() as bars, stop_on_signals() as stop:
+        bar = bars.add_task("trials", total=len(cells), note="")
+        for cell, result in run_cells(cells, processes, cache_root() / "compiled", stop):
+            if result is None:
+                stopped += 1
+                continue
+            bars.update(bar, advance=1, note=str(cell.directory.parent.name))
+            yield cell.directory, result
+    if stop.is_set():
+        click.echo(f"{stopped} trials keep their rounds; the same command resumes them", err=True)
+        raise click.Abort
+
+
+def _print(results: Iterator[tuple[Path, Result]], out: Path, as_json: bool) -> None:
+    """One line for each trial as it ends, or all of them as JSON."""
+    from keyhole.rounds.record import metrics_to_json
+
     rows = []
-    for path, result in run_trials(work, len(work), options["keep_state"]):
+    for path, result in results:
         rows.append(
             {"run": str(path), "seconds": result.seconds, **metrics_to_json(result.metrics)}
         )
@@ -87,25 +186,3 @@ def sweep(figure: str, out: Path, data: str, as_json: bool, **options: Any) -> N
         click.echo(json.dumps(rows, indent=2))
     else:
         click.echo(f"runs: {out}; draw them with: keyhole report {out}")
-
-
-def _changed(asked: Sweep, options: dict[str, Any]) -> Sweep:
-    """The sweep with what the command line says in place of the scale's settings."""
-    paths = {"rounds": "rounds", "cohort": "cohort.size", "seed": "seed"}
-    changes = {path: options[n] for n, path in paths.items() if options[n] is not None}
-    lines = tuple(replace(line, spec=line.spec.changed(changes)) for line in asked.lines)
-    return replace(asked, lines=lines, trials=options["trials"] or asked.trials)
-
-
-def _work(asked: Sweep, dataset: Dataset, out: Path) -> list[tuple[str, Any, int, Path]]:
-    """Every trial of every run, each run once; first trial of all, then the second."""
-    from keyhole.experiments.experiment import Experiment
-    from keyhole.experiments.specs import name_of
-
-    specs = {name_of(line.spec): line.spec for line in asked.lines}
-    experiments = {name: Experiment(spec, dataset) for name, spec in specs.items()}
-    return [
-        (f"{name}, trial {trial}", experiment, trial, out / name / f"trial-{trial}")
-        for trial in range(asked.trials)
-        for name, experiment in experiments.items()
-    ]

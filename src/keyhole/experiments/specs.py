@@ -10,8 +10,8 @@ from typing import Any
 
 from keyhole.errors import InputError
 from keyhole.identity import Ref
-from keyhole.parts import PartKind, pick
-from keyhole.rounds.fields import nest
+from keyhole.parts import PartKind, near_miss, pick
+from keyhole.rounds.fields import flatten, nest, spec_fields
 from keyhole.rounds.spec import (
     AsyncSpec,
     ClientSpec,
@@ -150,6 +150,17 @@ def spec_for_device(told: DeviceSpec, trusted: Collection[str] = ()) -> RunSpec:
             )
     given = told.describe()
     return spec_of(told.task.name, {**given, "task": given["task"]})
+
+
+def check_fields(where: str, told: Mapping[str, Any]) -> None:
+    """Raises InputError where a file has a field that no run has."""
+    known = [field.path for field in spec_fields(RunSpec)]
+    for name in flatten(told):
+        if not any(f"{name}.".startswith(f"{k}.") or k.startswith(f"{name}.") for k in known):
+            raise InputError(
+                f"{where} has a field that no run has: got {name}; expected one of run.json; "
+                f"{near_miss(name, known)}"
+            )
 
 
 def check_sizes(known: Mapping[str, int], given: Mapping[str, int]) -> None:

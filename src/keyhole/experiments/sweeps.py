@@ -26,12 +26,22 @@ Scale: TypeAlias = Literal["small", "paper"]
 
 @dataclass(frozen=True)
 class SweepLine:
-    """One line of a figure: the panel it is drawn in, what it is called, where it stands on x."""
+    """One line of a figure: the panel it is drawn in, what it is called, where it stands on x.
+
+    Args:
+        folder: that keeps its runs; empty for the name that tells the run from others of its task.
+    """
 
     panel: str
     label: str
-    x: float
+    x: float | None
     spec: RunSpec
+    folder: str = ""
+
+    @property
+    def arm(self) -> str:
+        """The name of the folder that keeps its runs."""
+        return self.folder or name_of(self.spec)
 
 
 @dataclass(frozen=True)
@@ -52,7 +62,7 @@ class Sweep:
     lines: tuple[SweepLine, ...]
     trials: int
 
-    def describe(self, scale: Scale, data: str) -> dict[str, Any]:
+    def describe(self, scale: str, data: str) -> dict[str, Any]:
         """The sweep as it is written beside its runs, for the report."""
         return {
             "sweep": self.name,
@@ -64,7 +74,7 @@ class Sweep:
             "x_label": self.x_label,
             "trials": self.trials,
             "lines": [
-                {"panel": line.panel, "label": line.label, "x": line.x, "arm": name_of(line.spec)}
+                {"panel": line.panel, "label": line.label, "x": line.x, "arm": line.arm}
                 for line in self.lines
             ],
         }

@@ -220,7 +220,8 @@ def _finish_x(axes: Axes, sweep: SweepResults, places: dict[Series, float]) -> N
     if _has_x(sweep):
         scale_x(axes, list(places.values()))
         return
-    labels = list(dict.fromkeys(line.label for line in sweep.lines))
+    given = (line.label.removeprefix(f"{sweep.x_label} = ") for line in sweep.lines)
+    labels = list(dict.fromkeys(given))
     axes.xaxis.set_major_locator(FixedLocator(list(range(len(labels)))))
     axes.set_xticklabels(labels, rotation=20 if len(labels) > 3 else 0)
     axes.set_xlim(-0.4, len(labels) - 0.6)
