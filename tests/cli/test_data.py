@@ -289,3 +289,14 @@ def test_a_bad_import_of_your_own_is_one_line(folders, capsys, words, said):
     code, told = fail(capsys, "import", str(write_stars(folders / "stars.csv")), *words)
     assert code == 2
     assert said in " ".join(told.split())
+
+
+def test_a_file_is_made_and_goes_by_its_name(folders, capsys, monkeypatch):
+    leaf = files.write_leaf(folders / "leaf")
+    assert "femnist.npz is made" in run("make", "femnist", str(leaf))
+    assert "femnist is imported" in run("import", "femnist")
+    code, said = fail(capsys, "make", "femnist", str(leaf))
+    assert (code, "is there already" in said) == (2, True)
+    monkeypatch.delenv("KEYHOLE_DATA")
+    assert "give --out FOLDER" in fail(capsys, "make", "femnist", str(leaf))[1]
+    assert "femnist.npz is made" in run("make", "femnist", str(leaf), "--out", str(folders))

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 
-from keyhole.cli.options import NumberRange, refuse
+from keyhole.cli.options import DIRECTORY, NumberRange, refuse
 from keyhole.cli.screen import import_shown, progress_bars
 from keyhole.data.cache import DatasetManifest, cache_root, find_imported, read_manifest
 from keyhole.data.open import SHARED, data_folder, find_current, find_dataset, list_datasets, verify
@@ -137,6 +137,40 @@ def _import_own(path: Path, client: str, own: dict[str, Any]) -> tuple[Path, boo
         for bar in bars.tasks:
             bar.visible = bool(bar.completed)
     return directory, was_there
+
+
+@data.command()
+@click.argument("name")
+@click.argument("sources", metavar="FROM...", nargs=-1, required=True)
+@click.option(
+    "--out",
+    type=DIRECTORY,
+    help="Folder that it is written to.",
+    show_default="the folder KEYHOLE_DATA",
+)
+def make(name: str, sources: tuple[str, ...], out: Path | None) -> None:
+    """Make a data file of the experiments from what its source publishes, unpacked.
+
+    \b
+    femnist, femnist_mini              LEAF's folder with train and test, or NIST's
+                                       with by_class and by_write
+    stackexchange, stackexchange_mini  folders of Stack Exchange dumps (Posts.xml)
+    movielens_small                    ml-latest-small of GroupLens, folder or .zip
+    """
+    from keyhole.data.make import make_file
+
+    folder = out or data_folder()
+    if folder is None:
+        raise click.UsageError("no folder to write to: set KEYHOLE_DATA, or give --out FOLDER")
+    with progress_bars() as bars:
+        making = bars.add_task(f"make {name}", total=None, note="")
+        path = make_file(
+            name,
+            sources,
+            folder,
+            lambda done, total: bars.update(making, completed=done, total=total),
+        )
+    click.echo(f"{path} is made")
 
 
 def _shared_files() -> list[dict[str, Any]]:

@@ -44,9 +44,16 @@ def locate(source: str | Path) -> Path:
     if name in SHARED and folder is None:
         raise InputError(
             f"no dataset {name!r}: got no environment variable KEYHOLE_DATA; expected the folder "
-            f"that holds {SHARED[name]}; set KEYHOLE_DATA, or give the path of a file"
+            f"that holds {SHARED[name]}; set KEYHOLE_DATA, give the path of a file, or make it "
+            f"from public files: keyhole data make {name} FROM (docs/data.md says from which)"
         )
     path = folder / SHARED[name] if folder and name in SHARED else Path(source)
+    if name in SHARED and not path.exists():
+        raise InputError(
+            f"no dataset {name!r}: got no file {path}; expected one; make it from public files: "
+            f"keyhole data make {name} FROM (docs/data.md says from which), or leave --data out "
+            "for synthetic data"
+        )
     if not path.exists():
         raise InputError(
             f"no dataset {name!r}: got no file {path}; expected a path, an imported dataset, or "
