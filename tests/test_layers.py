@@ -18,7 +18,7 @@ from tests.helpers import ROOT
 # import each other, but for the last line, which is the common ground.
 LAYERS = [
     {"cli"},
-    {"front"},
+    {"front", "jax", "torch"},
     {"engines"},
     {"experiments"},
     {"device", "service"},
@@ -78,7 +78,7 @@ RESERVED = {
     "ray": {"engines/ray"},
     "rich": {"cli"},
     "tensorboardX": {"rounds"},
-    "torch": {"rounds"},
+    "torch": {"models"},
     "uvicorn": {"service"},
     "uvloop": {"service"},
 }

@@ -45,6 +45,10 @@ from keyhole.primitives.select import (
 )
 
 if typing.TYPE_CHECKING:
+    from keyhole import data as data
+    from keyhole import jax as jax
+    from keyhole import keys as keys
+    from keyhole import torch as torch
     from keyhole.aggregation.base import Aggregation
     from keyhole.experiments.experiment import Experiment
     from keyhole.front.compare import Comparison, compare
@@ -146,15 +150,14 @@ _ON_DEMAND = {  # module -> names that it is loaded for
     "server.state": "ServerState",
 }
 
-
-_MODULES = ("data", "keys")  # found as attributes: kh.data.from_pandas
+_MODULES = ("data", "jax", "keys", "torch")  # found as attributes: kh.data.from_pandas
 
 
 def __getattr__(name: str) -> typing.Any:
-    if name in _MODULES:
-        return importlib.import_module(f"keyhole.{name}")
     if name == "__version__":
         return importlib.import_module("importlib.metadata").version("keyhole")
+    if name in _MODULES:
+        return importlib.import_module(f"keyhole.{name}")
     for module, names in _ON_DEMAND.items():
         if name in names.split():
             return getattr(importlib.import_module(f"keyhole.{module}"), name)

@@ -1,5 +1,6 @@
 """Every example runs, and prints what it says it shows."""
 
+import re
 import subprocess
 import sys
 from functools import cache
@@ -8,7 +9,8 @@ import pytest
 
 from tests.helpers import ROOT, load_example
 
-EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+TORCH = {"recommender.py"}  # run below, at a small size
+EXAMPLES = [p for p in sorted((ROOT / "examples").glob("*.py")) if p.name not in TORCH]
 SLOW = {"private_fetch.py", "ray_cohort.py", "serve_and_train.py"}  # start processes or compile
 
 
@@ -76,3 +78,29 @@ def test_a_cohort_on_ray_loses_a_worker_and_no_byte():
     out = run(ROOT / "examples" / "ray_cohort.py").stdout
     assert "worker lost: 100 clients asked for keys again" in out
     assert "the bytes of one process: True" in out
+
+
+def test_the_recommender_takes_at_most_35_lines():
+    source = (ROOT / "examples" / "recommender.py").read_text()
+    code = source.partition('"""')[2].partition('"""')[2].splitlines()
+    assert len([line for line in code if line.strip() and not line.strip().startswith("#")]) <= 35
+
+
+def test_the_recommender_learns_with_few_items_and_draws_a_figure(tmp_path):
+    pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch==2.13.0")
+    pytest.importorskip("pandas", reason="pandas is not installed: pip install 'keyhole[data]'")
+    done = subprocess.run(
+        [sys.executable, ROOT / "examples" / "recommender.py", "--small"],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    found = re.findall(r"^(\w+) items: auc (0\.\d+), ([\d.]+) kB", done.stdout, re.M)
+    (few, few_auc, few_kb), (every, _, all_kb) = found
+    assert (few, every) == ("100", "all")
+    assert float(few_auc) > 0.75  # 0.5 is guessing
+    assert float(few_kb) < float(all_kb) / 20
+    assert (tmp_path / "recommender.png").stat().st_size > 10_000

@@ -17,15 +17,13 @@ def make_model(seed=0):
     """What the server begins with, by the names of a PyTorch state dict."""
     rng = np.random.default_rng(seed)
     return {
-        "items": {"weight": rng.normal(0, 0.3, (ITEMS, WIDTH)).astype(np.float32)},
-        "readout": {
-            "weight": rng.normal(0, 0.3, (1, WIDTH)).astype(np.float32),
-            "bias": np.zeros(1, np.float32),
-        },
+        "items.weight": rng.normal(0, 0.3, (ITEMS, WIDTH)).astype(np.float32),
+        "readout.weight": rng.normal(0, 0.3, (1, WIDTH)).astype(np.float32),
+        "readout.bias": np.zeros(1, np.float32),
     }
 
 
-LAYOUT = kh.Layout.of(make_model(), kh.Cut(ITEM, {"items/weight": 0}))
+LAYOUT = kh.Layout.of(make_model(), kh.Cut(ITEM, {"items.weight": 0}))
 
 
 def ratings_of(client):
@@ -43,28 +41,23 @@ def localize(data, keys):
     """Ratings in the order of the client's own vectors."""
     place = {item: i for i, item in enumerate(keys["item"])}
     items, liked = data
-    return np.array([place[item] for item in items if item in place]), liked[: len(place)]
+    rows = np.array([place[item] for item in items if item in place])
+    return {"item": rows, "liked": liked[: len(place)]}
 
 
 def train_numpy(slices, data, rng):
     """A few steps of least squares by hand: what `module.py` does with PyTorch."""
-    rows, liked = data
-    vectors, weight, bias = (
-        slices["items"]["weight"].copy(),
-        slices["readout"]["weight"].copy(),
-        slices["readout"]["bias"].copy(),
-    )
+    rows, liked = data["item"], data["liked"]
+    names = ("items.weight", "readout.weight", "readout.bias")
+    vectors, weight, bias = (slices[name].copy() for name in names)
     for _ in range(STEPS):
         off = (vectors[rows] @ weight[0] + bias[0] - liked) * np.float32(2 / len(rows))
         step = off[:, None] * weight
         weight, bias = weight - RATE * off @ vectors[rows], bias - RATE * off.sum()
         np.subtract.at(vectors, rows, RATE * step)
     return {
-        "items": {"weight": slices["items"]["weight"] - vectors},
-        "readout": {
-            "weight": slices["readout"]["weight"] - weight.astype(np.float32),
-            "bias": slices["readout"]["bias"] - bias.astype(np.float32),
-        },
+        name: slices[name] - end.astype(np.float32)
+        for name, end in zip(names, (vectors, weight, bias), strict=True)
     }
 
 
@@ -77,6 +70,6 @@ def loss(model):
     errors = []
     for client in range(CLIENTS):
         items, liked = ratings_of(client)
-        said = model["items"]["weight"][items] @ model["readout"]["weight"][0]
-        errors.append(float(np.mean((said + model["readout"]["bias"][0] - liked) ** 2)))
+        said = model["items.weight"][items] @ model["readout.weight"][0]
+        errors.append(float(np.mean((said + model["readout.bias"][0] - liked) ** 2)))
     return float(np.mean(errors))

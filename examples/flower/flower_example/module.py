@@ -2,35 +2,26 @@
 
 import torch
 
-from flower_example.model import RATE, STEPS
-from keyhole.rounds.torch_update import TorchUpdate
+import keyhole as kh
+from flower_example.model import ITEM, RATE, RATINGS, STEPS, WIDTH
 
 
 class Ratings(torch.nn.Module):
     """Vectors of the client's own items, and the readout."""
 
-    def __init__(self, items, width):
+    def __init__(self, item):
         super().__init__()
-        self.items = torch.nn.Embedding(items, width)
-        self.readout = torch.nn.Linear(width, 1)
+        self.items = torch.nn.Embedding(item, WIDTH)
+        self.readout = torch.nn.Linear(WIDTH, 1)
 
-    def forward(self, rows):
-        return self.readout(self.items(rows))[:, 0]
-
-
-def make(slices):
-    """A module for as many items as the client has slices."""
-    return Ratings(*slices["items"]["weight"].shape)
+    def forward(self, batch):
+        return self.readout(self.items(batch["item"]))[:, 0]
 
 
-def train(module, data, generator):
-    """Trains in place; plain SGD on all ratings needs no randomness."""
-    rows, liked = torch.from_numpy(data[0]), torch.from_numpy(data[1])
-    optimizer = torch.optim.SGD(module.parameters(), lr=RATE)
-    for _ in range(STEPS):
-        optimizer.zero_grad()
-        torch.nn.functional.mse_loss(module(rows), liked).backward()
-        optimizer.step()
+def loss(outputs, batch):
+    return torch.nn.functional.mse_loss(outputs, batch["liked"])
 
 
-train_torch = TorchUpdate(make, train)
+# Each step is on all ratings of a client.
+MODEL = kh.torch.Model(Ratings, loss, cuts=[kh.Cut(ITEM, {"items.weight": 0})])
+train_torch = MODEL.trainer(kh.ClientUpdate(client_lr=RATE, epochs=STEPS, batch_size=RATINGS))

@@ -20,6 +20,7 @@ from keyhole.keys.choice import Choice, KeyCounts
 from keyhole.keys.structured import always, choice_named, sampled_correction, with_negatives
 from keyhole.models.client_update import TrainsItself
 from keyhole.models.model import Model
+from keyhole.primitives.keyspace import are_same_rising
 from keyhole.primitives.layout import KeysBySpace
 from keyhole.rounds.spec import RunSpec
 from keyhole.server.state import ServerState
@@ -125,6 +126,9 @@ def places_of(names: Array, keys: KeyArray) -> Array:
     """
     if not len(keys):
         return np.full(np.shape(names), -1, np.int64)
+    if are_same_rising([keys]):  # as where a client takes every key
+        at = np.minimum(np.searchsorted(keys, names), len(keys) - 1)
+        return np.where(keys[at] == names, at, -1)
     order = np.argsort(keys, kind="stable")
     at = np.minimum(np.searchsorted(keys, names, sorter=order), len(keys) - 1)
     return np.where(keys[order[at]] == names, order[at], -1)

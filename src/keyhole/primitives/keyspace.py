@@ -359,6 +359,27 @@ def check_space(keys: Keys, space: KeySpace) -> None:
         )
 
 
+def are_same_rising(keys: Sequence[KeyArray]) -> bool:
+    """Whether clients hold the same keys, each once and in order: all of them, as a rule.
+
+    >>> are_same_rising([np.array([1, 4]), np.array([1, 4])]), are_same_rising([np.array([4, 1])])
+    (True, False)
+    """
+    first, *others = keys
+    if not all(z is first or np.array_equal(z, first) for z in others):
+        return False
+    return bool(np.all(first[1:] > first[:-1]))
+
+
+def distinct_keys(keys: Sequence[KeyArray]) -> KeyArray:
+    """Returns the distinct keys of several clients, ascending; at once where all hold the same.
+
+    >>> distinct_keys([np.array([4, 1]), np.array([1, 7])]).tolist()
+    [1, 4, 7]
+    """
+    return keys[0] if are_same_rising(keys) else np.unique(np.concatenate(keys))
+
+
 _KEY_BYTES = 8  # an int64 on the wire
 
 

@@ -13,14 +13,12 @@ from itertools import islice
 from math import inf
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
-import numpy as np
-
 from keyhole.aggregation.base import ClientResult, SumRequest, SumResult, about_of, withheld
 from keyhole.aggregation.privacy.mechanism import PrivateSum
 from keyhole.arrays import KeyArray, Tree
 from keyhole.delivery.base import Cost
 from keyhole.parts import running
-from keyhole.primitives.keyspace import key_bytes
+from keyhole.primitives.keyspace import distinct_keys, key_bytes
 from keyhole.primitives.layout import KeysBySpace, Layout, RowSource
 from keyhole.rounds.clients import ClientJob, Clients, Jobs, choose_all, is_nothing
 from keyhole.rounds.machine import Answered, Dropped, Reached, Refused, RoundMachine, Terms, Why
@@ -462,7 +460,7 @@ def _count_distinct(results: Sequence[ClientResult]) -> int:
         if result.outcome != "lost_before":
             for name, z in result.keys.items():
                 reached.setdefault(name, []).append(z.array)
-    return sum(len(np.unique(np.concatenate(arrays))) for arrays in reached.values())
+    return sum(len(distinct_keys(arrays)) for arrays in reached.values())
 
 
 def record_results(

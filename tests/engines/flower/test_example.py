@@ -56,14 +56,14 @@ def test_the_module_makes_the_update_that_numpy_makes(example):
     data = example.ratings_of(1)
     keys = example.choose(data, {"item": 40}, None)
     model = example.make_model()
-    slices = {**model, "items": {"weight": model["items"]["weight"][keys.array]}}
+    slices = {**model, "items.weight": model["items.weight"][keys.array]}
     local = example.localize(data, {"item": keys})
     ours = example.train_numpy(slices, local, None)
     theirs = train_torch(slices, local, np.random.default_rng(0))
-    for a, b in zip(ours.values(), theirs.values(), strict=True):
-        for name in a:
-            np.testing.assert_allclose(a[name], b[name], atol=1e-5)
-            assert b[name].dtype == np.float32
+    assert ours.keys() == theirs.keys()
+    for name, leaf in theirs.items():
+        np.testing.assert_allclose(ours[name], leaf, atol=1e-5)
+        assert leaf.dtype == np.float32
 
 
 def make_example(project):

@@ -1,0 +1,3 @@
+"""Models in JAX: `kh.jax.Model`, which is `kh.Model`."""
+
+from keyhole.models.model import Model as Model
