@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import keyhole as kh
-from keyhole.data.federated import Dataset, FederatedData
+from keyhole.data.federated import Dataset, FederatedData, Ragged
 from keyhole.errors import CutError, InputError, ShapeError
 from keyhole.models.client_update import ClientUpdate, TrainsItself, draw_batches
 from keyhole.rounds.cores import Cores
@@ -21,6 +21,7 @@ nn, functional = torch.nn, torch.nn.functional
 
 ITEMS, USERS, EACH = 40, 10, 12
 SPACE = kh.KeySpace("item", ITEMS)
+CUT = [kh.Cut(SPACE, {"items.weight": 0})]
 
 
 class Net(nn.Module):
@@ -45,9 +46,11 @@ def loss(outputs, batch):
 
 
 def make_model(net=None, **changes):
-    made = {**(net or {})}
     return kh.torch.Model(
-        lambda item: Net(item, **made), loss, cuts=[kh.Cut(SPACE, {"items.weight": 0})], **changes
+        lambda item: Net(item, **(net or {})),
+        loss,
+        cuts=CUT,
+        **changes,
     )
 
 
@@ -185,10 +188,9 @@ def test_sparse_gradients_make_the_same_update():
             super().__init__(item)
             self.items = nn.Embedding(item, 4, sparse=True)
 
-    cuts = [kh.Cut(SPACE, {"items.weight": 0})]
     for more in ({}, {"momentum": 0.5}, {"clip_norm": 0.05}, {"proximal": 0.2}):
         settings = ClientUpdate(client_lr=0.3, batch_size=4, **more)
-        sparse = kh.torch.Model(Sparse, loss, cuts)
+        sparse = kh.torch.Model(Sparse, loss, CUT)
         dense = make_model()
         slices = dense.layout.select(dense.init(1), KEYS)
         updates = [
@@ -205,7 +207,7 @@ def test_modules_are_made_once_for_a_number_of_keys():
         made.append(item)
         return Net(item)
 
-    model = kh.torch.Model(make_net, loss, [kh.Cut(SPACE, {"items.weight": 0})])
+    model = kh.torch.Model(make_net, loss, CUT)
     train = model.trainer(ClientUpdate(client_lr=0.1))
     for seed in range(5):
         update_of(model, None, seed, trainer=train)
@@ -305,7 +307,7 @@ def test_a_frozen_tensor_that_is_cut_has_an_update_of_zero():
             super().__init__(item)
             self.items.requires_grad_(False)
 
-    model = kh.torch.Model(Frozen, loss, [kh.Cut(SPACE, {"items.weight": 0})])
+    model = kh.torch.Model(Frozen, loss, CUT)
     _, update = update_of(model, ClientUpdate(client_lr=0.3))
     assert not update["items.weight"].any()
     assert update["out.weight"].any()
@@ -406,9 +408,7 @@ def test_predictions_are_those_of_the_module():
 
 
 def test_a_net_in_bfloat16_sends_float32():
-    model = kh.torch.Model(
-        lambda item: Net(item).bfloat16(), loss, [kh.Cut(SPACE, {"items.weight": 0})]
-    )
+    model = kh.torch.Model(lambda item: Net(item).bfloat16(), loss, CUT)
     slices, update = update_of(model, ClientUpdate(client_lr=0.3))
     assert {a.dtype for a in (*slices.values(), *update.values())} == {np.dtype(np.float32)}
     assert model.predict(slices, client()).dtype == np.float32
@@ -424,9 +424,7 @@ def test_rows_of_unequal_length_are_padded():
             known = batch["item"] >= 0
             return (self.items(batch["item"].clamp(min=0))[..., 0] * known).sum(1)
 
-    from keyhole.data.federated import Ragged
-
-    model = kh.torch.Model(Bags, loss, [kh.Cut(SPACE, {"items.weight": 0})])
+    model = kh.torch.Model(Bags, loss, CUT)
     params = model.init(0)
     rows = Ragged.of([[1, 2], [], [3]])
     table = params["items.weight"][:, 0]
@@ -435,7 +433,7 @@ def test_rows_of_unequal_length_are_padded():
 
 
 def test_a_model_and_its_trainer_can_be_sent_to_another_process():
-    model = kh.torch.Model(Net, loss, [kh.Cut(SPACE, {"items.weight": 0})])
+    model = kh.torch.Model(Net, loss, CUT)
     train = model.trainer(ClientUpdate(client_lr=0.3))
     _, update = update_of(model, None, trainer=train)
     copied = pickle.loads(pickle.dumps(train))
@@ -445,9 +443,6 @@ def test_a_model_and_its_trainer_can_be_sent_to_another_process():
 def test_it_is_a_model_that_trains_itself():
     assert isinstance(make_model(), TrainsItself)
     assert kh.jax.Model is kh.Model
-
-
-CUT = [kh.Cut(SPACE, {"items.weight": 0})]
 
 
 @pytest.mark.parametrize(
