@@ -6,7 +6,7 @@ What of a module travels:
 - trainable parameters, and float buffers such as the running statistics of BatchNorm: down, and
   their change up, averaged as all parameters are. A tensor with several names travels once, under
   the first of them.
-- frozen parameters (`requires_grad` False) that are not cut: never. Whoever makes the module has
+- frozen parameters (`requires_grad` False) that are not cut: never. Who makes the module has
   them: they are as `make_net` makes or loads them after `torch.manual_seed(0)`. Where they are cut
   they travel down with their slices, and their update is zero.
 - integer buffers (`num_batches_tracked`), and those that are not in the state dict: never. Each
