@@ -49,10 +49,30 @@ def test_what_is_no_signature_counts_as_none(text):
 
 @pytest.mark.parametrize("content", ["", "00", "zz" * 32, "00" * 33])
 def test_a_file_without_a_key_is_refused(tmp_path, content):
+    (tmp_path / "key").touch(0o600)
     (tmp_path / "key").write_text(content)
     for kind in (SigningKey, TrainerKey):
-        with pytest.raises(InputError, match="expected 64 hex digits"):
+        with pytest.raises(InputError, match=r"got something else; expected .* 64 hex digits"):
             kind.load(tmp_path / "key")
+
+
+def test_neither_half_of_a_pair_is_taken_for_the_other(tmp_path):
+    """Who signed with the public half would let everybody sign."""
+    private, public = tmp_path / "key", tmp_path / "key.pub"
+    CliRunner().invoke(token, ["signing-key", str(private), str(public)], catch_exceptions=False)
+    public.chmod(0o600)
+    with pytest.raises(InputError, match="does not hold a signing key: got a public key"):
+        SigningKey.load(public)
+    with pytest.raises(InputError, match="a trainer's public key: got a private key"):
+        TrainerKey.load(private)
+
+
+def test_a_private_key_that_others_can_read_is_refused(tmp_path):
+    private = tmp_path / "key"
+    CliRunner().invoke(token, ["signing-key", str(private), str(tmp_path / "key.pub")])
+    private.chmod(0o644)
+    with pytest.raises(InputError, match=r"can be read by others: got mode 644"):
+        SigningKey.load(private)
 
 
 def test_a_table_without_a_root_is_refused_where_there_is_a_secure_sum():

@@ -182,6 +182,12 @@ def send_of(options: Mapping[str, Any], connect: Callable[[str, str, Path | None
             "--aggregators goes with --trainer-key FILE, the public key of the trainer, or with "
             "--trust-service"
         )
+    if options["trust_service"]:
+        click.echo(
+            "keyhole: --trust-service: a service that gives this device a round of its own can "
+            "read its update; pin the trainer's key (--trainer-key) to rule that out",
+            err=True,
+        )
     from keyhole.aggregation import shared_sum
     from keyhole.aggregation.privacy.ledger import Budget, Ledger, default_ledger
     from keyhole.device.sums import SumPolicy, SumSend, aggregator_of

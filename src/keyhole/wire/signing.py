@@ -28,11 +28,13 @@ SIGNATURE = "keyhole-signature"
 """The header beside a manifest: 128 hex digits."""
 
 _CONTEXT = b"keyhole manifest 1\0"
+# The first word of a key's file: what is public must not be taken for what is secret.
+_PRIVATE, _PUBLIC = "keyhole-signing-key", "keyhole-trainer-key"
 
 
 @dataclass(frozen=True, repr=False)
 class SigningKey:
-    """A trainer's key, as its file has it: 64 hex digits."""
+    """A trainer's key; its file has a word that says so, and 64 hex digits."""
 
     _key: bytes
 
@@ -46,8 +48,16 @@ class SigningKey:
 
     @staticmethod
     def load(path: Path) -> SigningKey:
-        """The key in a file."""
-        return SigningKey(_read(path, "a signing key"))
+        """The key in a file; refuses it if others may read it, and a public key."""
+        with storage_errors(path, "read"):
+            mode = path.stat().st_mode
+        if mode & 0o077:
+            raise InputError(
+                f"{path.name} can be read by others: got mode {mode & 511:o}; expected mode 600: "
+                f"its owner alone; chmod 600 {path.name}, and make a new key if it may have been "
+                "seen"
+            )
+        return SigningKey(_read(path, "a signing key", _PRIVATE))
 
     @property
     def public(self) -> TrainerKey:
@@ -56,7 +66,7 @@ class SigningKey:
 
     def encode(self) -> str:
         """The content of its file."""
-        return f"{self._key.hex()}\n"
+        return f"{_PRIVATE} {self._key.hex()}\n"
 
     def sign(self, round_id: str) -> bytes:
         """The signature of the manifest that a round is named after."""
@@ -71,12 +81,12 @@ class TrainerKey:
 
     @staticmethod
     def load(path: Path) -> TrainerKey:
-        """The key in a file: 64 hex digits."""
-        return TrainerKey(_read(path, "a trainer's public key"))
+        """The key in a file: a word that says so, and 64 hex digits; refuses a private key."""
+        return TrainerKey(_read(path, "a trainer's public key", _PUBLIC))
 
     def encode(self) -> str:
         """The content of its file."""
-        return f"{self.raw.hex()}\n"
+        return f"{_PUBLIC} {self.raw.hex()}\n"
 
     def check(self, round_id: str, signature: bytes | None) -> None:
         """Raises AccessError unless the trainer signed the manifest that a round is named after."""
@@ -99,16 +109,18 @@ def read_signature(text: str | None) -> bytes | None:
     return found if len(found) == SIGNATURE_BYTES else None
 
 
-def _read(path: Path, what: str) -> bytes:
+def _read(path: Path, what: str, word: str) -> bytes:
     with storage_errors(path, "read"):
         text = path.read_text("ascii", errors="replace").strip()
+    found, _, digits = text.partition(" ")
     try:
-        key = bytes.fromhex(text)
+        key = bytes.fromhex(digits)
     except ValueError:
         key = b""
-    if len(key) != KEY_BYTES:
+    if found != word or len(key) != KEY_BYTES:
+        other = {_PRIVATE: "a private key", _PUBLIC: "a public key"}.get(found, "something else")
         raise InputError(
-            f"{path.name} does not hold {what}: got {len(text)} characters; expected 64 hex "
-            "digits; make one with `keyhole token signing-key`"
+            f"{path.name} does not hold {what}: got {other}; expected `{word}` and 64 hex digits; "
+            "make a pair with `keyhole token signing-key`"
         )
     return key

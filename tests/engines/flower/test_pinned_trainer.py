@@ -87,6 +87,7 @@ def test_a_node_without_the_key_takes_no_part_in_a_secure_sum(service):
 
 def test_the_server_signs_its_rounds_with_the_key_of_the_run_config(tmp_path):
     key, path = SigningKey.fresh(), tmp_path / "sign.key"
+    path.touch(0o600)
     path.write_text(key.encode())
     config = {"run": "r", "rounds-directory": str(tmp_path / "rounds"), "service": "http://a.b"}
     with _publisher(RoundsConfig.of({**config, "signing-key": str(path)})) as publisher:
