@@ -234,7 +234,7 @@ def commands_of(page):
 def test_every_command_of_the_docs_runs(page, tmp_path):
     """With fewer clients and rounds."""
     commands = commands_of(ROOT / "docs" / page)
-    assert len(commands) == {"secure-sums.md": 5, "trust.md": 0}[page]
+    assert len(commands) == {"secure-sums.md": 6, "trust.md": 0}[page]
     for place, (_, _, *args) in enumerate(commands):
         short = ["--rounds", "5", "--cohort", "30", "--out", str(tmp_path / str(place)), "--json"]
         done = CliRunner().invoke(train, [*args, *short], catch_exceptions=False)
