@@ -27,6 +27,7 @@ from keyhole.parts import near_miss
 from keyhole.primitives.keyspace import KeySpace
 from keyhole.primitives.layout import KeysBySpace
 from keyhole.rounds.evaluate import predictor
+from keyhole.rounds.loop import metric_number
 from keyhole.rounds.spec import ClientSpec, CohortSpec, KeySpec, RunSpec, ServerSpec
 
 Metric: TypeAlias = Callable[[Array, Batch], float]
@@ -205,7 +206,7 @@ def measure(metrics: Mapping[str, Metric], outputs: Array, examples: Batch) -> d
                 f"metric {name!r} is no function: got a {type(of).__name__}; expected "
                 "(outputs, examples) -> number; pass a function"
             )
-    return {name: _number(name, of(outputs, examples)) for name, of in metrics.items()}
+    return {name: metric_number(name, of(outputs, examples)) for name, of in metrics.items()}
 
 
 def _in_batches(model: Any) -> Callable[[Any, Batch], Array]:
@@ -220,21 +221,6 @@ def _in_batches(model: Any) -> Callable[[Any, Batch], Array]:
         return np.concatenate(parts)
 
     return predict
-
-
-def _number(name: str, value: Any) -> float:
-    if np.ndim(value):
-        raise InputError(
-            f"metric {name!r} is no number: got an array of shape {np.shape(value)}; expected one "
-            "number for all examples; return its mean"
-        )
-    try:
-        return float(value)
-    except (TypeError, ValueError) as error:
-        raise InputError(
-            f"metric {name!r} is no number: got a {type(value).__name__}; expected one number for "
-            "all examples; return a float"
-        ) from error
 
 
 def _flat(column: Any) -> Array:

@@ -80,16 +80,19 @@ class Evaluation:
                 f"metrics has returned no names: got a {type(found).__name__}; expected a dict of "
                 'name and number; return {"accuracy": value}'
             )
-        return {name: _number(name, value) for name, value in found.items()}
+        return {name: metric_number(name, value) for name, value in found.items()}
 
 
-def _number(name: str, value: Any) -> float:
+def metric_number(name: str, value: Any) -> float:
+    """Returns what a metric came to as a plain number; raises InputError where it is none."""
     try:
         return float(value)
     except (TypeError, ValueError) as error:
+        shape = getattr(value, "shape", None)
+        got = f"an array of shape {shape}" if shape else f"a {type(value).__name__}"
         raise InputError(
-            f"metric {name!r} is no number: got a {type(value).__name__}; expected a dict of name "
-            "and number; see docs/own-metric.md"
+            f"metric {name!r} is no number: got {got}; expected one number for all examples; "
+            "return a float, such as a mean (docs/own-metric.md)"
         ) from error
 
 
