@@ -68,15 +68,7 @@ _TRIMMED = AggregationAbout(
     is_robust=True,
     can_trim=True,
 )
-_MEDIAN = AggregationAbout(
-    name="median",
-    title="coordinate median",
-    leaks=_LEAKS,
-    rests_on=_RESTS_ON,
-    is_in_clear=True,
-    inputs="checked",
-    is_robust=True,
-)
+_MEDIAN = replace(_TRIMMED, name="median", title="coordinate median", can_trim=False)
 
 
 @dataclass(frozen=True)
