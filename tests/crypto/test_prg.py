@@ -149,6 +149,7 @@ def test_fresh_streams_differ_from_each_other_and_do_not_repeat():
 
 def test_what_is_drawn_can_be_written_to():
     for drawn in (Prg(bytes(16)).seeds(2), Prg(bytes(16)).words(2), Prg(bytes(16)).below(5, 2)):
+        assert drawn.flags.writeable
         drawn[0] = 0
 
 

@@ -90,7 +90,9 @@ def test_a_tuple_with_code_of_its_own_is_a_part():
 def test_a_new_instance_with_the_same_values_goes_on(tmp_path):
     first, second = ScaledSum(2), ScaledSum(2)  # both alive: they cannot have one address
     started(tmp_path, aggregate=first)
-    resumed(tmp_path, aggregate=second).close()
+    run = resumed(tmp_path, aggregate=second)
+    assert run.next_round == len(run.records) > 0
+    run.close()
 
 
 def choose_from(first):

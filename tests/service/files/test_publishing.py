@@ -262,7 +262,8 @@ def test_a_closed_publisher_lets_go_though_a_fork_has_its_descriptor(tmp_path):
     publisher = Publisher(tmp_path)
     inherited = os.dup(publisher._lock)
     publisher.close()
-    Publisher(tmp_path).close()
+    with Publisher(tmp_path) as other:  # raises where the lock is still held
+        assert other._lock != inherited
     os.close(inherited)
 
 
