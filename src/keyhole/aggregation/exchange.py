@@ -53,7 +53,7 @@ class SumRound:
     """The sum of one round, of which an aggregation makes params.
 
     Args:
-        keys_per_client: key space -> the most keys of a client; public.
+        keys_per_client: key space -> max keys of a client; public.
         name: 16 bytes that name the sum among all.
         asked: clients: more cannot be added.
         with_counts: whether the sum says how many clients chose each key.

@@ -242,7 +242,7 @@ class SumServices:
         if parts.privacy is not None and self._minimum > planned:
             # That a sum is withheld tells something, which the account of a run has counted.
             raise InputError(
-                "another least number of clients than privacy was accounted for: got "
+                "another min number of clients than privacy was accounted for: got "
                 f"{self._minimum}; expected {planned}, as the run's aggregation has it; leave it "
                 "out, or make the run with an aggregation of that min_clients"
             )

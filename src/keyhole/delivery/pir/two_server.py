@@ -311,7 +311,7 @@ class TwoServerPir:
     """Retrieves from two servers that do not collude, by shared point functions.
 
     Args:
-        keys_per_client: key space -> the most keys that a client may ask for; public.
+        keys_per_client: key space -> max keys that a client may ask for; public.
         coding: of the cut parts.
         max_queries: that a server of a table answers and remembers; see `AnsweredQueries`.
     """
