@@ -11,8 +11,7 @@ from typing import TypeVar
 import numpy as np
 
 from harness import Goal
-from keyhole.crypto.hashes import HASH_BYTES
-from keyhole.crypto.merkle import TreeShape, proof_length
+from keyhole.crypto.merkle import HASH_BYTES, TreeShape, proof_length
 from keyhole.delivery.base import SelectServer
 from keyhole.delivery.paths import top_bytes
 from keyhole.delivery.pir.two_server import TwoServerClient, params_of, servers_of

@@ -18,8 +18,7 @@ from unittest.mock import patch
 import numpy as np
 
 from harness import Goal, aligned_zeros, memcpy, progress
-from keyhole.crypto.hashes import HASH_BYTES
-from keyhole.crypto.merkle import Tree
+from keyhole.crypto.merkle import HASH_BYTES, Tree
 from keyhole.delivery.sources import sources_of
 from keyhole.server.state import ServerState
 from keyhole.service import segments

@@ -6,13 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keyhole.crypto import merkle
-from keyhole.crypto.hashes import hash_one_by_one, hash_rows
 from keyhole.crypto.merkle import (
     Tree,
     TreeShape,
     climb,
     hash_leaves,
+    hash_one_by_one,
     hash_pairs,
+    hash_rows,
     paths,
     prove,
     root_of,
@@ -116,17 +117,17 @@ def test_a_tree_of_nothing_and_a_cut_layer_are_refused():
 
 @pytest.mark.parametrize("length", [0, 1, 3, 4, 64, 65, 1024, 1025, 2048, 3072, 5001, 7168])
 def test_lanes_hash_what_the_library_hashes(length):
-    from keyhole.crypto import hash_lanes
+    from keyhole.crypto import merkle_loops
 
     rows = table(131, width=length)
     key = bytes(range(32))
     out = np.empty((len(rows), 8), np.uint32)
-    hash_lanes.hash_lanes(rows, np.frombuffer(key, np.uint32), out)
+    merkle_loops.hash_lanes(rows, np.frombuffer(key, np.uint32), out)
     np.testing.assert_array_equal(out.view(np.uint8), hash_one_by_one(rows, key))
 
 
 def test_texts_that_are_no_rows_are_refused():
-    with pytest.raises(ShapeError, match="texts that cannot be hashed"):
+    with pytest.raises(ShapeError, match="cannot hash these texts"):
         hash_rows(np.zeros(4, np.uint8), bytes(32))
 
 
@@ -134,15 +135,15 @@ def test_texts_that_are_no_rows_are_refused():
 def test_the_compiled_loop_finds_the_nodes_that_numpy_finds(num_keys, data):
     tree = Tree.of(hash_leaves(table(num_keys)))
     keys = np.array(sorted(data.draw(st.lists(st.integers(0, num_keys - 1), min_size=1))))
-    merkle.compiled.cache_clear()
+    merkle.load_proof_loop.cache_clear()
     plain = prove(tree, keys)
-    merkle.compiled()
+    merkle.load_proof_loop()
     try:
         np.testing.assert_array_equal(prove(tree, keys), plain)
         assert len(plain) == merkle.proof_length(tree.shape, keys)
         assert len(plain) <= tree.shape.max_proof(len(set(keys.tolist())))
     finally:
-        merkle.compiled.cache_clear()
+        merkle.load_proof_loop.cache_clear()
 
 
 @pytest.mark.parametrize(

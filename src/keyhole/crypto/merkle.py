@@ -10,6 +10,11 @@ from elsewhere, so that no text can pass for one of another place or height.
                private retrieval, where a proof would have to know the keys
     climb      rows and their paths -> nodes of that layer
 
+Hashes are keyed BLAKE3, 32 bytes each; the keys are public and keep hashes of different kinds
+apart. The `blake3` package is the definition and hashes texts one after the other, which is enough
+for the few thousand of a device. A server has millions: the compiled loop of `merkle_loops.py`
+hashes eight texts at once and gives the same bytes.
+
 What holds: two rows under one root and key are equal, unless somebody finds a collision of BLAKE3.
 Nothing is hidden: a proof tells the keys it is for, and is sent to the device that named them.
 """
@@ -22,13 +27,58 @@ from math import expm1, log1p
 from types import ModuleType
 
 import numpy as np
+from blake3 import blake3
 from numpy.typing import NDArray
 
 from keyhole.arrays import KeyArray
-from keyhole.crypto.hashes import HASH_BYTES, HashArray, hash_rows
 from keyhole.errors import DamageError, ShapeError
 
+HASH_BYTES = 32
+KEY_BYTES = 32
+
+HashArray = NDArray[np.uint8]
+"""Hashes, shape (m, 32)."""
+
+_COMPILE_FROM = 4 << 20  # bytes; below, one text at a time is done before compiled code is loaded
 _LEAF, _NODE = (word.ljust(32, b"\0") for word in (b"keyhole leaf", b"keyhole node"))
+
+
+def hash_rows(rows: NDArray[np.uint8], key: bytes) -> HashArray:
+    """Returns the keyed BLAKE3 of each row: (m, 32).
+
+    Args:
+        rows: (m, n) uint8.
+        key: 32 public bytes.
+
+    >>> hash_rows(np.zeros((2, 5), np.uint8), bytes(32))[1, :4].tobytes().hex()
+    '4e9e4fc9'
+    """
+    if rows.ndim != 2 or rows.dtype != np.uint8 or len(key) != KEY_BYTES:
+        raise ShapeError(
+            f"cannot hash these texts: got {rows.dtype} of shape {rows.shape}, a key of "
+            f"{len(key)} bytes; expected uint8 of shape (m, n), {KEY_BYTES} bytes; pass one text a "
+            "row"
+        )
+    rows = np.ascontiguousarray(rows)
+    if not load_hash_loop.cache_info().currsize and rows.nbytes < _COMPILE_FROM:
+        return hash_one_by_one(rows, key)
+    out = np.empty((len(rows), HASH_BYTES // 4), np.uint32)
+    load_hash_loop().hash_lanes(rows, np.frombuffer(key, np.uint32), out)
+    return out.view(np.uint8)
+
+
+def hash_one_by_one(rows: NDArray[np.uint8], key: bytes) -> HashArray:
+    """Returns what `hash_rows` does, by the library alone."""
+    digests = b"".join([blake3(row, key=key).digest() for row in rows])
+    return np.frombuffer(digests, np.uint8).reshape(len(rows), HASH_BYTES)
+
+
+@cache
+def load_hash_loop() -> ModuleType:
+    """Loads the compiled loop, which takes a third of a second; all hashes run it from then on."""
+    from keyhole.crypto import merkle_loops  # a device that fetches once never loads numba
+
+    return merkle_loops
 
 
 def hash_leaves(rows: NDArray[np.uint8]) -> HashArray:
@@ -197,20 +247,20 @@ def prove(tree: Tree, keys: KeyArray) -> HashArray:
 
 
 @cache
-def compiled() -> ModuleType:
+def load_proof_loop() -> ModuleType:
     """Loads the compiled loop of `proof_places`, which uses it from then on: for services."""
-    from keyhole.crypto import sibling_loop  # a device that fetches once never loads numba
+    from keyhole.crypto import merkle_loops
 
-    return sibling_loop
+    return merkle_loops
 
 
 def proof_places(shape: TreeShape, keys: KeyArray) -> NDArray[np.int64]:
     """Returns where the nodes of a proof lie among all nodes, (p,); `keys` as for `prove`."""
-    if compiled.cache_info().currsize:
+    if load_proof_loop.cache_info().currsize:
         keys = np.ascontiguousarray(keys)
         out = np.empty(shape.max_proof(len(keys)) + 1, np.int64)
         room = np.empty(len(keys) + 1, np.int64)
-        return out[: compiled().find_siblings(keys, np.array(shape.sizes), room, out)]
+        return out[: load_proof_loop().find_siblings(keys, np.array(shape.sizes), room, out)]
     keys, found = _distinct(keys), []
     for start, size in zip(shape.starts, shape.sizes[:-1], strict=False):
         siblings = keys ^ 1

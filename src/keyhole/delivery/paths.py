@@ -23,8 +23,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from keyhole.arrays import KeyArray
-from keyhole.crypto.hashes import HASH_BYTES, HashArray
-from keyhole.crypto.merkle import Tree, TreeShape, climb, hash_leaves, paths, root_of_level
+from keyhole.crypto.merkle import (
+    HASH_BYTES,
+    HashArray,
+    Tree,
+    TreeShape,
+    climb,
+    hash_leaves,
+    paths,
+    root_of_level,
+)
 from keyhole.errors import DamageError, StaleError
 
 TOP_NODES = 4096

@@ -20,8 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from keyhole.arrays import KeyArray
-from keyhole.crypto.hashes import HASH_BYTES, HashArray
-from keyhole.crypto.merkle import hash_leaves
+from keyhole.crypto.merkle import HASH_BYTES, HashArray, hash_leaves
 from keyhole.delivery.records import RecordArray, Records
 from keyhole.device.fetch import Held
 from keyhole.errors import InputError

@@ -19,8 +19,7 @@ import msgspec
 import numpy as np
 
 from keyhole.arrays import Array, KeyArray, Tree
-from keyhole.crypto.hashes import HASH_BYTES, HashArray
-from keyhole.crypto.merkle import hash_leaves
+from keyhole.crypto.merkle import HASH_BYTES, HashArray, hash_leaves
 from keyhole.delivery.records import RecordArray
 from keyhole.device.cache import SliceCache
 from keyhole.device.fetch import (

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from keyhole import tree
 from keyhole.arrays import Array, Tree
-from keyhole.crypto.hashes import HashArray
-from keyhole.crypto.merkle import hash_leaves
+from keyhole.crypto.merkle import HashArray, hash_leaves
 from keyhole.delivery.records import RecordArray, Records
 from keyhole.errors import DamageError, InputError, KeySpaceError, NotFoundError
 from keyhole.primitives.keyspace import Keys, KeySpace

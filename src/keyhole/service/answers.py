@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from keyhole.arrays import KeyArray
-from keyhole.crypto.hashes import HASH_BYTES
+from keyhole.crypto.merkle import HASH_BYTES
 from keyhole.delivery.records import RecordArray
 from keyhole.errors import TooLargeError
 from keyhole.server.rows import copy_rows

@@ -24,8 +24,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from keyhole.crypto.hashes import HASH_BYTES
-from keyhole.crypto.merkle import Tree, TreeShape, hash_leaves
+from keyhole.crypto.merkle import HASH_BYTES, Tree, TreeShape, hash_leaves
 from keyhole.crypto.signatures import SIGNATURE_BYTES
 from keyhole.errors import DamageError, InputError, NotFoundError, StorageError
 from keyhole.files import make_directory, storage_errors, sync_directory, write_all

@@ -20,8 +20,15 @@ import msgspec
 import numpy as np
 
 from keyhole.arrays import KeyArray
-from keyhole.crypto.hashes import HASH_BYTES, HashArray
-from keyhole.crypto.merkle import Tree, TreeShape, hash_leaves, prove, root_of
+from keyhole.crypto.merkle import (
+    HASH_BYTES,
+    HashArray,
+    Tree,
+    TreeShape,
+    hash_leaves,
+    prove,
+    root_of,
+)
 from keyhole.delivery.records import RecordArray
 from keyhole.delivery.sources import SliceSource
 from keyhole.files import storage_errors

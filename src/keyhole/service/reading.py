@@ -24,8 +24,7 @@ from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from keyhole.arrays import KeyArray
-from keyhole.crypto.hashes import HASH_BYTES
-from keyhole.crypto.merkle import Tree, TreeShape, hash_leaves
+from keyhole.crypto.merkle import HASH_BYTES, Tree, TreeShape, hash_leaves
 from keyhole.delivery.records import RecordArray
 from keyhole.errors import KeySpaceError, NotFoundError, StorageError, TooLateError
 from keyhole.files import storage_errors

@@ -26,8 +26,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from keyhole.crypto.hashes import HASH_BYTES, HashArray
-from keyhole.crypto.merkle import TreeShape, hash_leaves
+from keyhole.crypto.merkle import HASH_BYTES, HashArray, TreeShape, hash_leaves
 from keyhole.delivery.records import RecordArray
 from keyhole.delivery.sources import SliceSource, StateSource
 from keyhole.errors import InputError

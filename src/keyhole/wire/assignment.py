@@ -12,8 +12,7 @@ from math import inf
 from typing import Literal, Protocol, TypeAlias
 
 from keyhole.arrays import KeyArray
-from keyhole.crypto.hashes import HashArray
-from keyhole.crypto.merkle import Tree
+from keyhole.crypto.merkle import HashArray, Tree
 from keyhole.delivery.records import RecordArray
 from keyhole.errors import InputError
 from keyhole.wire.manifest import Manifest, TableInfo

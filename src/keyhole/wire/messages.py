@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from keyhole import tree
 from keyhole.arrays import Array, KeyArray, Tree
-from keyhole.crypto.hashes import HASH_BYTES, HashArray
+from keyhole.crypto.merkle import HASH_BYTES, HashArray
 from keyhole.delivery.records import RecordArray
 from keyhole.errors import (
     DamageError,

@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from keyhole.arrays import KeyArray
-from keyhole.crypto.hashes import HashArray
-from keyhole.crypto.merkle import Tree, TreeShape, proof_places, root_of
+from keyhole.crypto.merkle import HashArray, Tree, TreeShape, proof_places, root_of
 from keyhole.errors import DamageError
 from keyhole.wire.manifest import TableInfo
 

@@ -184,7 +184,7 @@ def test_queries_compile_nothing_after_the_warm_up(tmp_path):
     name = publish(tmp_path)
     code = f"""
 import asyncio, numpy as np
-from keyhole.crypto import sibling_loop
+from keyhole.crypto import merkle_loops
 from keyhole.server import rows as row_kernels
 from keyhole.server import tables as index
 from keyhole.service.answers import answer_query
@@ -193,7 +193,7 @@ from keyhole.service.transport import warm_up
 from keyhole.wire.messages import Ask
 
 def compiled():
-    kernels = [each for module in (index, sibling_loop, row_kernels)
+    kernels = [each for module in (index, merkle_loops, row_kernels)
                for each in vars(module).values() if hasattr(each, "signatures")]
     return {{each.__name__: each.signatures for each in kernels if each.signatures}}
 

@@ -44,7 +44,6 @@ from keyhole.aggregation.masked.messages import (
     bad_keys,
     check_keys,
     commitment_of,
-    is_signed,
     keys_text,
     open_asked,
     open_slots,
@@ -61,6 +60,7 @@ from keyhole.crypto.once import SumsJoined
 from keyhole.crypto.prg import SEED_BYTES, Prg
 from keyhole.crypto.ring import RingArray, add_masks, pair_seed
 from keyhole.crypto.shamir import SHARE_BYTES, split
+from keyhole.crypto.signatures import is_signed
 from keyhole.errors import InputError, MalformedError, ShapeError, ViolationError
 
 

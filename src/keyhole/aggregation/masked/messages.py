@@ -22,8 +22,6 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import AES
 from cryptography.hazmat.primitives.ciphers.modes import GCM
@@ -32,6 +30,7 @@ from keyhole.aggregation.masked.params import SecAggParams
 from keyhole.crypto.codec import CHECK_BYTES, Body, Framing
 from keyhole.crypto.prg import Prg
 from keyhole.crypto.shamir import SHARE_BYTES
+from keyhole.crypto.signatures import SIGNATURE_BYTES, public_of, sign
 from keyhole.errors import (
     InputError,
     MalformedError,
@@ -80,9 +79,6 @@ MessageKind: TypeAlias = Literal[
     "unmasking",
 ]
 """What travels, in the order of the protocol: a client sends the first, the server the next."""
-
-SIGNATURE_BYTES = 64
-"""Of Ed25519."""
 
 KEYS_BYTES = 96
 """Of two public keys and a commitment; a signature may follow."""
@@ -250,13 +246,12 @@ class Identity:
         """Returns identities that know each other, for simulations and tests."""
         prg = prg or Prg.fresh()
         secrets = [prg.bytes(32) for _ in range(cohort)]
-        pairs = (Ed25519PrivateKey.from_private_bytes(secret) for secret in secrets)
-        everyone = tuple(pair.public_key().public_bytes_raw() for pair in pairs)
+        everyone = tuple(public_of(secret) for secret in secrets)
         return tuple(Identity(secret, everyone) for secret in secrets)
 
     def sign(self, text: bytes) -> bytes:
         """Returns 64 bytes of Ed25519."""
-        return Ed25519PrivateKey.from_private_bytes(self.secret).sign(text)
+        return sign(self.secret, text)
 
 
 class PublicKeys(NamedTuple):
@@ -323,12 +318,3 @@ def survivors_text(settings: SecAggParams, survivors: frozenset[int]) -> bytes:
     """What a client signs about the list of survivors that it was shown."""
     everyone = pack_set(tuple(range(settings.cohort)), survivors)
     return b"keyhole secagg survivors" + settings.digest + everyone
-
-
-def is_signed(public: bytes, text: bytes, signature: bytes) -> bool:
-    """Whether the holder of a public key of Ed25519 has signed a text."""
-    try:
-        Ed25519PublicKey.from_public_bytes(public).verify(signature, text)
-    except (InvalidSignature, ValueError):
-        return False
-    return True

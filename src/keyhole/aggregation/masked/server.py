@@ -28,7 +28,6 @@ from keyhole.aggregation.masked.messages import (
     bad_keys,
     check_keys,
     commitment_of,
-    is_signed,
     keys_text,
     open_slots,
     other_list,
@@ -45,6 +44,7 @@ from keyhole.crypto.once import SumsJoined
 from keyhole.crypto.prg import SEED_BYTES, Prg
 from keyhole.crypto.ring import RingArray, add_masks, pair_seed
 from keyhole.crypto.shamir import Combiner
+from keyhole.crypto.signatures import is_signed
 from keyhole.errors import InputError, MalformedError, MismatchError, ReplayError, StaleError
 
 

@@ -1,4 +1,4 @@
-"""Computes keyed BLAKE3 of many texts side by side: the compiled loop behind `hashes.hash_rows`.
+"""Runs the compiled loops of `merkle.py`: BLAKE3 of many texts side by side, the nodes of a proof.
 
 BLAKE3 cuts a text into chunks of 1,024 bytes, hashes each in blocks of 64, and joins the chunks in
 a binary tree. Texts of one length go through the same steps, so that one instruction serves a lane
@@ -24,6 +24,7 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 Words = NDArray[np.uint32]
+Numbers = NDArray[np.int64]
 
 _LANES = 8
 _BATCH = 1 << 14  # rows; what Python does for them takes no time beside hashing them
@@ -211,3 +212,39 @@ def _frozen(words: Words) -> Words:
     view = words.view()
     view.flags.writeable = False
     return view
+
+
+@njit(cache=True, nogil=True)
+def find_siblings(keys: Numbers, sizes: Numbers, room: Numbers, out: Numbers) -> int:
+    """Writes the places of a proof's nodes to `out`; returns how many there are.
+
+    NumPy makes a dozen passes over the keys at every level of a tree; a service that proves 1,000
+    rows to each of many devices makes one. Whether two keys are siblings cannot be foretold, so the
+    loop counts instead of branching.
+
+    Args:
+        keys: ascending; may repeat.
+        sizes: nodes of each level, from the leaves to the root.
+        room: longer than `keys` by one.
+        out: longer by one than the longest proof.
+    """
+    count, known = 0, 0
+    for i in range(len(keys)):
+        room[known] = keys[i]
+        known += i + 1 == len(keys) or keys[i + 1] != keys[i]
+    start = 0
+    for level in range(len(sizes) - 1):
+        at, above, size = 0, 0, sizes[level]
+        room[known] = -1  # nobody's sibling
+        while at < known:
+            key = room[at]
+            sibling = key ^ 1
+            is_next = room[at + 1] == sibling
+            out[count] = start + sibling
+            count += (not is_next) & (sibling < size)
+            room[above] = key >> 1
+            above += 1
+            at += 1 + is_next
+        known = above
+        start += size
+    return count
