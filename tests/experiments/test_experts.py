@@ -6,8 +6,8 @@ import pytest
 from keyhole.data.federated import Dataset, FederatedData
 from keyhole.data.open import make_synthetic
 from keyhole.errors import InputError
+from keyhole.experiments import task_named
 from keyhole.experiments.emnist import EXPERTS, expert_of
-from keyhole.experiments.named import task_named
 from keyhole.keys.choice import choose_with
 from keyhole.keys.structured import choice_named
 from keyhole.models.client_update import ClientUpdate

@@ -5,8 +5,8 @@ import pytest
 
 from keyhole.data.federated import Dataset, FederatedData
 from keyhole.data.open import make_synthetic, open_dataset
+from keyhole.experiments import task_named
 from keyhole.experiments.movies import MOVIES, rmse_of_means
-from keyhole.experiments.named import task_named
 from keyhole.keys.choice import choose_with
 from keyhole.keys.structured import choice_named
 from keyhole.models.client_update import ClientUpdate

@@ -3,12 +3,14 @@
 import pytest
 
 from keyhole.data.open import make_synthetic
-from keyhole.experiments.named import TASKS
+from keyhole.experiments import all_tasks
 from keyhole.keys.budget import share_of_keys
 from keyhole.models.cnn import cnn
 from keyhole.models.dense import two_layer
 from keyhole.models.logistic import tag_regression
 from keyhole.models.transformer import TransformerSizes, transformer
+
+TASKS = all_tasks()
 
 
 def share(model, **counts):

@@ -7,13 +7,15 @@ import pytest
 
 from keyhole.data.federated import FederatedData, Ragged
 from keyhole.errors import InputError
+from keyhole.experiments import all_tasks
 from keyhole.experiments.experiment import Experiment
-from keyhole.experiments.named import TASKS
 from keyhole.experiments.so_tag import Bags
 from keyhole.experiments.so_word import LENGTH, Tokens, cut_sentences
 from keyhole.experiments.specs import spec_of
 from keyhole.primitives.keyspace import KeySpace
 from tests.experiments.small import posts, writers
+
+TASKS = all_tasks()
 
 
 def test_a_bag_holds_each_known_word_once_and_the_title():

@@ -4,10 +4,12 @@ import numpy as np
 import pytest
 
 from keyhole.data.open import make_synthetic, open_dataset
+from keyhole.experiments import all_tasks
 from keyhole.experiments.experiment import Experiment
-from keyhole.experiments.named import TASKS
 from keyhole.experiments.specs import spec_of
 from tests.helpers import shared_file, with_slow
+
+TASKS = all_tasks()
 
 SIZES = {
     "so_tag": {"words": 2000, "tags": 100},

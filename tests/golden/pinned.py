@@ -25,8 +25,8 @@ from keyhole.device.private import QueryFetch
 from keyhole.device.relayed import RelayedFetch
 from keyhole.device.sums import SumPolicy, SumSend
 from keyhole.device.take_part import PopulationClient, fetch_at_home, keep_taking_part
+from keyhole.experiments import task_named
 from keyhole.experiments.experiment import Experiment, hold_here
-from keyhole.experiments.named import task_named
 from keyhole.experiments.specs import spec_of
 from keyhole.experiments.sweeps import demo_arms, demo_data
 from keyhole.keys.budget import DeviceClass

@@ -53,7 +53,7 @@ _GROUP_OF = {
 
 
 def _algorithm_names() -> Sequence[str]:
-    from keyhole.rounds.named import ALGORITHMS
+    from keyhole.rounds.algorithms import ALGORITHMS
 
     return tuple(ALGORITHMS)
 

@@ -14,9 +14,8 @@ import msgspec
 from keyhole.crypto.blind import SIGNATURE_BYTES, Blinded, BlindPublic
 from keyhole.device.device import Assignment, Device
 from keyhole.errors import MalformedError, ServiceError
-from keyhole.wire.admission import admission_path, blind_token, redeem_path
 from keyhole.wire.http import OCTETS
-from keyhole.wire.private import MAX_CONFIG
+from keyhole.wire.private import MAX_CONFIG, admission_path, blind_token, redeem_path
 
 _MAX_MESSAGE = 1 << 16
 

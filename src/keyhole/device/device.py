@@ -45,6 +45,8 @@ from keyhole.wire.http import OCTETS, HttpClient
 from keyhole.wire.manifest import (
     MAX_BYTES,
     Manifest,
+    check_records,
+    count_nodes,
     decode_manifest,
     digest_of,
     name_round,
@@ -52,7 +54,6 @@ from keyhole.wire.manifest import (
     number_of,
 )
 from keyhole.wire.messages import SUM_SETTING, encode_update, refuse_clear
-from keyhole.wire.proofs import check_records, count_nodes
 from keyhole.wire.signing import SIGNATURE, TrainerKey, read_signature
 from keyhole.wire.sockets import Certificate, Clock, Retry, Timeouts, refuse_longer
 

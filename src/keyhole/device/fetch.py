@@ -24,7 +24,14 @@ from keyhole.errors import DamageError, InputError, KeySpaceError, NotFoundError
 from keyhole.primitives.keyspace import Keys, KeySpace
 from keyhole.primitives.layout import ClientKeys, Layout
 from keyhole.wire.http import OCTETS, HttpClient, Received
-from keyhole.wire.manifest import Manifest, SegmentInfo, TableInfo, keys_of_round
+from keyhole.wire.manifest import (
+    Manifest,
+    SegmentInfo,
+    TableInfo,
+    check_records,
+    count_nodes,
+    keys_of_round,
+)
 from keyhole.wire.messages import (
     MAX_BLOCKS,
     Answer,
@@ -34,7 +41,6 @@ from keyhole.wire.messages import (
     max_answer_bytes,
     names_of,
 )
-from keyhole.wire.proofs import check_records, count_nodes
 from keyhole.wire.sockets import refuse_longer
 
 _ALIGNED = 8  # bytes of the longest number that a record holds

@@ -45,11 +45,17 @@ from keyhole.errors import (
     StaleError,
 )
 from keyhole.primitives.layout import KeysBySpace
-from keyhole.wire.admission import queries_at
 from keyhole.wire.assignment import NO_ROUND, Wait
 from keyhole.wire.http import OCTETS, Received
 from keyhole.wire.manifest import digest_of
-from keyhole.wire.private import SERVER_HEADER, name_table, query_path, root_of_table, top_path
+from keyhole.wire.private import (
+    SERVER_HEADER,
+    name_table,
+    queries_at,
+    query_path,
+    root_of_table,
+    top_path,
+)
 from keyhole.wire.sockets import refuse_longer
 
 _MAX_PARAMS = 1024  # bytes

@@ -27,7 +27,7 @@ from keyhole.delivery import delivery_named
 from keyhole.delivery.base import DELIVERY, Delivery
 from keyhole.delivery.clear import Broadcast, OnDemand
 from keyhole.errors import InputError
-from keyhole.experiments.named import task_named
+from keyhole.experiments import task_named
 from keyhole.experiments.specs import TASK, name_of
 from keyhole.experiments.task import Metrics, TaskKind, TaskParts, choices_of, localize_of
 from keyhole.experiments.trial import (
@@ -46,10 +46,10 @@ from keyhole.keys.structured import CHOICE
 from keyhole.models.local_training import trainer_of
 from keyhole.parts import PartKind, resolve, running
 from keyhole.planner.prices import check_model_worth
+from keyhole.rounds.algorithms import Algorithm, algorithm_named
 from keyhole.rounds.clients import Clients
 from keyhole.rounds.loop import Evaluation, Rounds, Run, resume_run, start_run
 from keyhole.rounds.machine import Buffering, exponential
-from keyhole.rounds.named import Algorithm, algorithm_named
 from keyhole.rounds.record import RoundRecord
 from keyhole.rounds.round import Executor, in_process
 from keyhole.rounds.spec import RunParts, RunSpec

@@ -13,8 +13,8 @@ from keyhole.data.cache import load
 from keyhole.data.federated import Dataset
 from keyhole.data.open import SYNTHETIC_KINDS, import_dataset, make_synthetic
 from keyhole.errors import InputError
+from keyhole.experiments import task_named
 from keyhole.experiments.experiment import DATASET, Experiment, Start
-from keyhole.experiments.named import task_named
 from keyhole.experiments.specs import SYNTHETIC
 from keyhole.experiments.trial import read_result
 from keyhole.identity import Ref

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias
 from keyhole.data.federated import Dataset
 from keyhole.data.open import make_synthetic
 from keyhole.errors import InputError
-from keyhole.experiments.named import task_named
+from keyhole.experiments import task_named
 from keyhole.experiments.specs import defaults_of, name_of, spec_of
 from keyhole.keys.budget import share_of_keys
 from keyhole.primitives.keyspace import KeySpace

@@ -41,16 +41,16 @@ from keyhole.files import (
 from keyhole.service.access import Guards, check_device_name
 from keyhole.service.app import parse_round
 from keyhole.service.routes import BINARY, NO_STORE, Request, Response, Route, json_response
-from keyhole.wire.admission import (
+from keyhole.wire.assignment import RoundSource
+from keyhole.wire.http import HttpClient
+from keyhole.wire.private import (
+    MAX_CONFIG,
     TOKEN_BYTES,
     admission_path,
     check_token,
     queries_at,
     redeem_path,
 )
-from keyhole.wire.assignment import RoundSource
-from keyhole.wire.http import HttpClient
-from keyhole.wire.private import MAX_CONFIG
 
 MAX_TOKENS = 8
 """That are signed for a device in a round: one for each server of queries, some for a relay."""

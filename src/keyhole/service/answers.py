@@ -18,9 +18,8 @@ from keyhole.errors import TooLargeError
 from keyhole.server.rows import copy_rows
 from keyhole.service.routes import Body
 from keyhole.wire.assignment import Fetched, SliceTable
-from keyhole.wire.manifest import TableInfo
+from keyhole.wire.manifest import TableInfo, max_proof_nodes, place_nodes, vouch
 from keyhole.wire.messages import Ask, sent_mask, unchanged
-from keyhole.wire.proofs import max_proof_nodes, place_nodes, vouch
 
 Gather: TypeAlias = Callable[[SliceTable, KeyArray, RecordArray | None], Awaitable[Fetched]]
 """Fetches records of a table, as its `fetch` does, when it is this request's turn."""

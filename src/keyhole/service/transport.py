@@ -42,8 +42,7 @@ from keyhole.service.metrics import Metrics, MetricsBoard
 from keyhole.service.on_demand import SliceSlab
 from keyhole.service.reading import MappedTable
 from keyhole.service.routes import Application, MetricsApp
-from keyhole.wire.manifest import SegmentInfo, TableInfo
-from keyhole.wire.proofs import place_nodes
+from keyhole.wire.manifest import SegmentInfo, TableInfo, place_nodes
 
 _SUPERVISE_EVERY = 0.1  # seconds between looks at workers
 _FIRST_WAIT, _LONGEST_WAIT = 0.1, 30.0  # seconds before a worker is replaced

@@ -1,14 +1,28 @@
-"""Says what services and devices agree on for private retrieval: roles, paths, public numbers."""
+"""Says what services and devices agree on for private retrieval: roles, paths, tokens, numbers.
+
+A blind token admits a device to a round without its name. Its layout:
+
+    token, 354 bytes    2 (2 bytes)  nonce (32)  purpose (32)  SHA-256 of the key (32)
+                        signature (256)
+
+Numbers are big-endian, as RFC 9578 lays out its publicly verifiable tokens. The nonce is the
+device's own and random. The purpose names a round and where in it the token counts, so that no
+service can spend elsewhere a token that it was shown. The signature covers everything before it;
+its key is good for one round.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from hashlib import sha256
 
+from keyhole.crypto.blind import SIGNATURE_BYTES, Blinded, BlindPublic, blind
+from keyhole.crypto.prg import Prg
 from keyhole.delivery import all_deliveries, delivery_named
 from keyhole.delivery.base import QueryDelivery, name_of_round, served_by_queries
 from keyhole.delivery.paths import path_bytes
-from keyhole.errors import InputError, NotFoundError
+from keyhole.errors import InputError, MalformedError, NotFoundError
 from keyhole.wire.manifest import Manifest, TableInfo, keys_of_round
 
 SERVER_HEADER = "keyhole-server"
@@ -20,6 +34,11 @@ RELAY_PATH = "/v1/relay"
 RELAY_KEYS_PATH = "/v1/relay/keys"
 MAX_CONFIG = 1 << 16
 """Bytes of a list of key configurations."""
+
+TOKEN_BYTES = 98 + SIGNATURE_BYTES
+
+_TYPE = (2).to_bytes(2)
+_NONCE = 32
 
 
 @dataclass(frozen=True)
@@ -128,3 +147,42 @@ def row_bytes_of(info: TableInfo) -> int:
 def query_path(round_id: str, place: int, delivery: QueryDelivery) -> str:
     """Where a table of a round is retrieved from by a delivery."""
     return f"/v1/rounds/{table_id(round_id, place)}/pir/{delivery.about.path_name}"
+
+
+def queries_at(server: int) -> str:
+    """Where a token is changed for a round token without a name: at a server of private queries."""
+    return f"queries/{server}"
+
+
+def admission_path(round_id: str) -> str:
+    """The key of a round, and where blinded tokens are signed."""
+    return f"/v1/rounds/{round_id}/admission"
+
+
+def redeem_path(round_id: str) -> str:
+    """Where a token is changed for a round token without a name."""
+    return f"/v1/rounds/{round_id}/admission/redeem"
+
+
+def purpose_of(round_id: str, place: str) -> bytes:
+    """The digest that a token names."""
+    return sha256(f"keyhole admission\n{place}\n{round_id}".encode("ascii")).digest()
+
+
+def blind_token(key: BlindPublic, round_id: str, place: str) -> Blinded:
+    """A new token, to be signed."""
+    named = _TYPE + Prg.fresh().bytes(_NONCE) + purpose_of(round_id, place)
+    return blind(key, named + sha256(key.encoded).digest())
+
+
+def check_token(key: BlindPublic, round_id: str, place: str, token: bytes) -> bytes:
+    """Returns the nonce of a token; raises MalformedError unless it is good here, once."""
+    named, signature = token[:-SIGNATURE_BYTES], token[-SIGNATURE_BYTES:]
+    nonce = named[2 : 2 + _NONCE]
+    ours = _TYPE + nonce + purpose_of(round_id, place) + sha256(key.encoded).digest()
+    if len(token) != TOKEN_BYTES or named != ours or not key.is_signed(named, signature):
+        raise MalformedError(
+            f"not a token of this round and service: got {len(token)} bytes; expected one that the "
+            "coordinator has signed for them; check in, and have a new one signed"
+        )
+    return nonce

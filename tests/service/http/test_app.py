@@ -5,7 +5,7 @@ import pytest
 
 from keyhole.crypto.merkle import hash_leaves, prove
 from keyhole.wire import messages as wire
-from keyhole.wire.proofs import check_records, count_nodes
+from keyhole.wire.manifest import check_records, count_nodes
 from tests.service.in_process import (
     EVERYONE_TABLE,
     IMMUTABLE,

@@ -24,9 +24,8 @@ from keyhole.service.admission import AdmissionFiles, BlindAdmission, KeysOf, ad
 from keyhole.service.app import App
 from keyhole.service.private import query_routes
 from keyhole.service.transport import serving
-from keyhole.wire.admission import blind_token, queries_at
 from keyhole.wire.http import HttpClient
-from keyhole.wire.private import QuerySettings, role_named
+from keyhole.wire.private import QuerySettings, blind_token, queries_at, role_named
 from tests.helpers import LAYOUTS, assert_trees_equal
 from tests.service.pir.pair import second_device
 from tests.service.recorder import Recorder

@@ -3,7 +3,7 @@
 import pytest
 
 from keyhole.errors import InputError
-from keyhole.rounds.named import ALGORITHMS, algorithm_named
+from keyhole.rounds.algorithms import ALGORITHMS, algorithm_named
 from keyhole.server.optimizers import SGD, Adagrad, Adam, Yogi
 
 SERVERS = {"FedAvg": SGD, "FedProx": SGD, "FedAdagrad": Adagrad, "FedAdam": Adam, "FedYogi": Yogi}
