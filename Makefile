@@ -7,6 +7,9 @@ PYTHON := $(shell for python in python3.11 python3; do \
 endif
 BENCHMARKS = $(filter-out benchmarks/harness.py benchmarks/__init__.py,$(wildcard benchmarks/*.py))
 
+# The site is built offline; Material for MkDocs would print an advertisement of its successor.
+BUILD_SITE = NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
 # Demo and tests start Python often: it keeps compiled modules, whatever the shell asks for.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -32,11 +35,12 @@ test-all: full ## Run all tests, the slow ones too, on two cores
 	apt install nginx redis-server varnish"
 	@$(BIN)/python -m pytest -n 2 -m ""
 
-check: full ## Lint, check the format, the types and for unsafe calls
+check: full ## Lint, check the format, the types, for unsafe calls and the links of the docs
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/bandit --quiet --recursive --configfile pyproject.toml src tools
+	@$(BUILD_SITE) --strict
 
 bench: full ## Run the benchmarks and hold them to their goals
 	@failed=; for benchmark in $(BENCHMARKS); do \
@@ -45,8 +49,10 @@ bench: full ## Run the benchmarks and hold them to their goals
 	done; \
 	test -z "$$failed" || { echo "failed:$$failed" >&2; exit 1; }
 
-docs: full ## Write the generated pages of docs/
+docs: full ## Write the generated pages of docs/ and build the site in build/site
 	@$(BIN)/python docs/generate.py
+	@$(BUILD_SITE) --strict
+	@echo "built build/site: open build/site/index.html"
 
 wheel: full ## Build the wheel in dist/, with the same bytes for the same tree
 	@$(BIN)/python tools/build_wheel.py

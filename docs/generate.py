@@ -1,10 +1,9 @@
-"""Writes the pages of docs/ that follow from the code: api.md and cli.md.
+"""Writes the pages of docs/ that follow from the code: reference/records.md and cli.md.
 
 python docs/generate.py            write them
 python docs/generate.py --check    exit 1 if one is not current
 """
 
-import ast
 import importlib
 import inspect
 import re
@@ -20,12 +19,6 @@ from keyhole.identity import Ref
 
 DOCS = Path(__file__).parent
 NOTE = "<!-- Written by `make docs` from the code; do not edit. -->\n"
-PACKAGES = {
-    "keyhole": "The primitives, on NumPy alone, and what a run is made of, loaded on demand.",
-    "keyhole.keys": "How clients choose keys.",
-    "keyhole.data": "Client data: known files, imported once.",
-    "keyhole.errors": "Every error; each has an exit code and an HTTP status.",
-}
 RECORDS = {
     "keyhole.experiments.task": ("TaskKind", "TaskParts"),
     "keyhole.rounds.spec": (
@@ -49,7 +42,6 @@ RECORD_OF = {
     "privacy": "A `PrivacySpec`; none promises nothing.",
     "asynchronous": "An `AsyncSpec`; none for synchronous rounds.",
 }
-SOURCE = DOCS.parent / "src" / "keyhole"
 
 
 def first_sentence(value):
@@ -61,39 +53,21 @@ def one_line(text):
     return " ".join(text.split("\n\n")[0].split()).replace("|", "\\|")
 
 
-def signature(name, value):
-    if inspect.isfunction(value):
-        return f"`{name}({', '.join(inspect.signature(value).parameters)})`"
-    return f"`{name}`"
-
-
-def api_page():
-    lines = ["# API", "", NOTE]
-    for package, about in PACKAGES.items():
-        module = importlib.import_module(package)
-        lines += [f"## {package}", "", about, "", "| name | what it is |", "|---|---|"]
-        for name in module.__all__:
-            value = getattr(module, name)
-            meaning = "A mapping by name." if isinstance(value, dict) else first_sentence(value)
-            lines.append(f"| {signature(name, value)} | {meaning} |")
-        lines.append("")
-    return "\n".join(lines + records_section() + modules_table())
-
-
-def records_section():
+def records_page():
     """The records that a task of one's own is made of, with their fields."""
-    lines = ["## Records of an own task", "", "[own-task.md](own-task.md) shows them in use.", ""]
+    about = "[Your own task](../own-task.md) shows them in use."
+    lines = ["# Records of a task", "", NOTE, about, ""]
     for module, names in RECORDS.items():
         for name in names:
             record = getattr(importlib.import_module(module), name)
-            lines += [f"### {name}", "", f"From `{module}`. {first_sentence(record)}", ""]
+            lines += [f"## {name}", "", f"From `{module}`. {first_sentence(record)}", ""]
             lines += ["| field | default | meaning |", "|---|---|---|"]
             lines += [
                 f"| `{field}` | {default} | {meaning} |"
                 for field, default, meaning in fields_of(record)
             ]
             lines.append("")
-    return lines
+    return "\n".join(lines)
 
 
 def fields_of(record):
@@ -125,17 +99,6 @@ def plain(default):
     return "{}" if repr(default) == "<factory>" else repr(default)
 
 
-def modules_table():
-    """All modules and what each gives, read without importing them."""
-    lines = ["## Modules", "", "Names that no package exports are imported from their module.", ""]
-    lines += ["| module | what it gives |", "|---|---|"]
-    for path in sorted(SOURCE.rglob("[a-z]*.py")):
-        text = ast.get_docstring(ast.parse(path.read_text())) or ""
-        name = ".".join(path.relative_to(SOURCE).with_suffix("").parts)
-        lines.append(f"| `{name}` | {one_line(text)} |")
-    return [*lines, ""]
-
-
 def commands_of(name, command):
     """A command and, if it is a group, those below it."""
     yield name, command
@@ -165,7 +128,7 @@ def cli_page():
 
 
 def main():
-    pages = {DOCS / "api.md": api_page(), DOCS / "cli.md": cli_page()}
+    pages = {DOCS / "reference" / "records.md": records_page(), DOCS / "cli.md": cli_page()}
     if sys.argv[1:] == ["--check"]:
         stale = [path.name for path, text in pages.items() if _read(path) != text]
         if stale:
@@ -173,7 +136,7 @@ def main():
         return
     for path, text in pages.items():
         path.write_text(text)
-        print(f"wrote docs/{path.name}")
+        print(f"wrote docs/{path.relative_to(DOCS)}")
 
 
 def _read(path):
