@@ -28,6 +28,7 @@ import numpy as np
 
 from harness import Goal, Timing, finish, machine_facts, measure, parser, progress
 from keyhole.arrays import keep_freed_memory
+from keyhole.keys.choice import ClientContext
 
 CLIENTS, EXAMPLES, WORDS, TAGS, BATCH = 50, 96, 60, 500, 16
 CLIENT_LR, SERVER_LR, EPS, START = 0.1, 0.1, 1e-3, 0.1
@@ -112,8 +113,8 @@ def keyhole_round(num_keys: int, m: int, data: list[Data]) -> Callable[[], objec
     layout = Layout.of(like, cut)
     local = LocalSgd(model, ClientUpdate(CLIENT_LR, batch_size=BATCH))
 
-    def choose(own: Data, limit: dict[str, int], rng: np.random.Generator) -> object:
-        return cut.space.keys(own.ranked[: limit["word"]])
+    def choose(own: Data, context: ClientContext) -> object:
+        return cut.space.keys(own.ranked[: context.max_keys["word"]])
 
     def localize(own: Data, keys: object) -> dict[str, np.ndarray]:
         return {"words": np.where(own.ranks < m, own.ranks, np.int32(-1)), "tags": own.tags}

@@ -33,8 +33,8 @@ def words_of(client: int) -> np.ndarray:
     return np.random.default_rng(client).choice(1000, 20, replace=False)
 
 
-def choose(words: np.ndarray, limit: Mapping[str, int], rng: np.random.Generator) -> kh.Keys:
-    return WORD.keys(words[: limit["word"]])
+def choose(words: np.ndarray, context: kh.keys.ClientContext) -> kh.Keys:
+    return WORD.keys(words[: context.max_keys["word"]])
 
 
 def localize(words: np.ndarray, keys: Mapping[str, kh.Keys]) -> np.ndarray:

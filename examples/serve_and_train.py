@@ -48,9 +48,9 @@ def make_data(client):
     return own[rng.integers(40, size=(30, 2))], rng.normal(size=(30, OUTPUTS)).astype(np.float32)
 
 
-def choose(data, limit, rng):
+def choose(data, context):
     """The features that a device has examples of."""
-    return FEATURE.keys(np.unique(data[0])[: limit["feature"]])
+    return FEATURE.keys(np.unique(data[0])[: context.max_keys["feature"]])
 
 
 def localize(data, keys):

@@ -40,6 +40,10 @@ class Unpriced(Silent):
     about = OnDemand().about
 
 
+def older(counts, keys_per_client, rng):
+    """A choice of keys as it was written before there was a context."""
+
+
 SILENT, UNPRICED = Silent(), Unpriced()
 LOAD = Workload(num_keys=10, keys_per_client=2, slice_bytes=8, cohort=3)
 
@@ -77,8 +81,8 @@ def test_a_module_that_lacks_another_is_not_told_its_own_name(folder):
 @pytest.mark.parametrize(
     ("find", "name", "says"),
     [
-        (choice_named, "NUMBER", "is no choice of keys: got an int; expected a function of counts"),
-        (choice_named, "folder", "is no choice of keys"),
+        (choice_named, "NUMBER", "is no choice of keys: got an int; expected a function of contex"),
+        (choice_named, "older", "is no choice of keys: got a function of counts, keys_per_client "),
         (delivery_named, "OnDemand", "is no delivery: got the class OnDemand; expected an inst"),
         (delivery_named, "SILENT", "is no delivery: got a Silent without about"),
         (lambda name: price_of(name, LOAD), "UNPRICED", "is no delivery with a price"),

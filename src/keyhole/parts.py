@@ -53,6 +53,7 @@ class PartKind:
         article = "an" if kind[0].lower() in "aeiou" else "a"
         got = f"the class {part.__name__}" if is_class else f"{article} {kind}"
         got += f" without {_listed(lacks)}" if lacks and not is_class else ""
+        got += f" of {_listed(names)}" if self.takes and (names := _arguments(part)) else ""
         words = "an instance" if self.record is object else self.record.__name__
         words += f" with {_listed(self.has)}" if self.has else ""
         words = f"a function of {_listed(self.takes)}" if self.takes else words
@@ -70,6 +71,11 @@ class PartKind:
         except ValueError:  # written in C
             return True
         return True
+
+
+def _arguments(part: Any) -> list[str]:
+    """The arguments of a function of yours; none where it is no function, or written in C."""
+    return list(inspect.signature(part).parameters) if inspect.isfunction(part) else []
 
 
 def _listed(names: Iterable[str]) -> str:

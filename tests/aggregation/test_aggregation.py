@@ -134,7 +134,7 @@ def test_keys_without_a_place_in_a_sum_are_in_the_record():
     population = Clients(
         3,
         data=lambda client: client,
-        choose=lambda data, limit, rng: space.keys([1, 2]),
+        choose=lambda data, context: space.keys([1, 2]),
         train=lambda submodel, data, rng: submodel,
     )
     plan = RunParts(Cohorts(3, 3), keys_per_client={"row": 2}, aggregate=Sum(loses_two))

@@ -50,7 +50,7 @@ def clients():
     return Clients(
         12,
         data=lambda client: client,
-        choose=lambda data, limit, rng: ROW.keys(rng.choice(30, MAX, replace=False)),
+        choose=lambda data, context: ROW.keys(context.rng.choice(30, MAX, replace=False)),
         train=train,
     )
 

@@ -175,7 +175,7 @@ def clients():
     return Clients(
         20,
         data=lambda client: client,
-        choose=lambda data, limit, rng: ROW.keys(rng.choice(400, 8, replace=False)),
+        choose=lambda data, context: ROW.keys(context.rng.choice(400, 8, replace=False)),
         train=lambda model, data, rng: {k: v + 1 for k, v in model.items()},
     )
 

@@ -328,8 +328,8 @@ DELIVERY = OnDemand()
 FIRST = {first}
 
 
-def choose(counts, keys_per_client, rng):
-    return list(range(FIRST, FIRST + keys_per_client))
+def choose(context):
+    return list(range(FIRST, FIRST + context.max_keys))
 """
 
 

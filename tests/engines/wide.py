@@ -22,8 +22,9 @@ MODEL = {
 LAYOUT = kh.Layout.of(MODEL, kh.Cut(ROW, {"x": 0}))
 
 
-def choose(client, limit, rng):
-    return {"row": ROW.keys(rng.choice(ROW.num_keys, limit["row"], replace=False))}
+def choose(client, context):
+    m = context.max_keys["row"]
+    return {"row": ROW.keys(context.rng.choice(ROW.num_keys, m, replace=False))}
 
 
 def train(submodel, client, rng):

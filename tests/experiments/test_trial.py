@@ -177,8 +177,8 @@ def test_a_run_that_failed_before_its_first_round_stands_in_the_way_of_none(tmp_
     def fail(*given):
         raise ZeroDivisionError
 
-    def own_choice(counts, keys_per_client, rng):
-        return list(range(keys_per_client))
+    def own_choice(context):
+        return list(range(context.max_keys))
 
     def asked(choice):
         made = experiment()

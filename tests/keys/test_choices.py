@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keyhole.errors import InputError
-from keyhole.keys.choice import KeyCounts, draw_distinct
+from keyhole.keys.choice import KeyContext, KeyCounts, draw_distinct
 from keyhole.keys.sampled import every, independent
 from keyhole.keys.structured import (
     CHOICES,
@@ -48,10 +48,15 @@ def rng(seed):
     return np.random.default_rng(seed)
 
 
+def within(counts, m, seed=0):
+    """What a client knows that may hold m keys."""
+    return KeyContext(counts, m, rng(seed))
+
+
 @pytest.mark.parametrize("choice", DRAWN.values(), ids=DRAWN)
 @given(counts=COUNTS, m=NUMBERS, seed=SEEDS)
 def test_a_choice_is_of_distinct_keys_within_its_number(choice, counts, m, seed):
-    keys = choice(counts, m, rng(seed))
+    keys = choice(within(counts, m, seed))
     assert keys.dtype == np.int64
     assert len(counts.space.keys(keys)) <= m  # raises if out of range
     assert len(np.unique(keys)) == len(keys)
@@ -61,14 +66,14 @@ def test_a_choice_is_of_distinct_keys_within_its_number(choice, counts, m, seed)
 @given(counts=COUNTS, m=NUMBERS, seed=SEEDS)
 def test_a_choice_is_a_function_of_its_arguments(choice, counts, m, seed):
     before = counts.keys.copy(), counts.counts.copy()
-    np.testing.assert_array_equal(choice(counts, m, rng(seed)), choice(counts, m, rng(seed)))
+    np.testing.assert_array_equal(choice(within(counts, m, seed)), choice(within(counts, m, seed)))
     np.testing.assert_array_equal((counts.keys, counts.counts), before)
 
 
 @pytest.mark.parametrize("choice", STRUCTURED.values(), ids=STRUCTURED)
 @given(counts=COUNTS, m=NUMBERS, seed=SEEDS)
 def test_structured_keys_are_the_clients_own_and_as_many_as_it_has(choice, counts, m, seed):
-    keys = choice(counts, m, rng(seed))
+    keys = choice(within(counts, m, seed))
     assert set(keys) <= set(counts.keys)
     assert len(keys) == min(m, len(counts.keys))
 
@@ -76,33 +81,33 @@ def test_structured_keys_are_the_clients_own_and_as_many_as_it_has(choice, count
 @pytest.mark.parametrize("choice", [top, random_own, independent])
 @given(counts=COUNTS, m=NUMBERS, seed=SEEDS)
 def test_fewer_keys_are_the_first_of_more(choice, counts, m, seed):
-    fewer, more = (choice(counts, n, rng(seed)) for n in (m, m + 1))
+    fewer, more = (choice(within(counts, n, seed)) for n in (m, m + 1))
     np.testing.assert_array_equal(fewer, more[:m])
 
 
 @given(counts=COUNTS, m=NUMBERS)
 def test_top_keys_occur_at_least_as_often_as_those_left_out(counts, m):
     occurs = dict(zip(counts.keys.tolist(), counts.counts.tolist(), strict=True))
-    chosen = top(counts, m).tolist()
+    chosen = top(within(counts, m)).tolist()
     by_hand = sorted(occurs, key=lambda key: (-occurs[key], key))
     assert chosen == by_hand[:m]
 
 
 @given(counts=COUNTS, m=NUMBERS, seed=SEEDS)
 def test_random_top_keys_are_among_the_top_twice_as_many(counts, m, seed):
-    assert set(random_top(counts, m, rng(seed))) <= set(top(counts, 2 * m))
+    assert set(random_top(within(counts, m, seed))) <= set(top(within(counts, 2 * m)))
 
 
 @given(counts=COUNTS)
 def test_all_keys_are_all_keys(counts):
     everything = counts.space.all_keys().array
-    np.testing.assert_array_equal(every(counts, counts.space.num_keys), everything)
-    assert set(independent(counts, counts.space.num_keys, rng(0))) == set(everything)
+    np.testing.assert_array_equal(every(within(counts, counts.space.num_keys)), everything)
+    assert set(independent(within(counts, counts.space.num_keys))) == set(everything)
 
 
 def test_all_keys_do_not_fit_a_client_that_may_hold_fewer():
     with pytest.raises(InputError, match="got 2 keys per client; expected 3"):
-        every(KeyCounts.none(KeySpace("filter", 3)), 2)
+        every(within(KeyCounts.none(KeySpace("filter", 3)), 2))
 
 
 def test_independent_keys_are_uniform_as_sets_and_in_order():
@@ -111,7 +116,7 @@ def test_independent_keys_are_uniform_as_sets_and_in_order():
     counts, draws, generator = KeyCounts.none(KeySpace("filter", 6)), 6000, rng(1)
     found = np.zeros((6, 6))
     for _ in range(draws):
-        first, second = independent(counts, 2, generator)
+        first, second = independent(KeyContext(counts, 2, generator))
         found[first, second] += 1
     assert np.all(np.diag(found) == 0)
     expected = draws / 30
@@ -123,7 +128,7 @@ def test_random_own_keys_are_uniform():
     """Each of 5 keys is among 2 of 5 with probability 0.4; five standard deviations of a count."""
     counts = KeyCounts.of(KeySpace("word", 100), np.array([3, 3, 3, 9, 27, 81, 82]))
     draws, generator = 3000, rng(2)
-    found = np.concatenate([random_own(counts, 2, generator) for _ in range(draws)])
+    found = np.concatenate([random_own(KeyContext(counts, 2, generator)) for _ in range(draws)])
     occurs = np.unique(found, return_counts=True)[1]
     assert np.all(np.abs(occurs - 0.4 * draws) < 5 * (draws * 0.4 * 0.6) ** 0.5)
 
@@ -132,7 +137,7 @@ def test_random_own_keys_are_uniform():
 def test_the_cost_of_independent_keys_does_not_grow_with_their_space(num_keys):
     """CPU time: a list of 10^9 keys alone takes seconds, of more it does not fit in memory."""
     start = time.process_time()
-    keys = independent(KeyCounts.none(KeySpace("row", num_keys)), 1000, rng(0))
+    keys = independent(within(KeyCounts.none(KeySpace("row", num_keys)), 1000))
     assert time.process_time() - start < 0.5
     assert len(np.unique(keys)) == 1000
     assert keys.max() > num_keys // 2

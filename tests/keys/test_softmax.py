@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keyhole.keys.choice import KeyCounts
+from keyhole.keys.choice import KeyContext, KeyCounts
 from keyhole.keys.structured import always, random_top, sampled_correction, top, with_negatives
 from keyhole.primitives.keyspace import KeySpace
 from tests.helpers import SEEDS
-from tests.keys.test_choices import COUNTS, NUMBERS, rng
+from tests.keys.test_choices import COUNTS, NUMBERS, rng, within
 
 
 @given(counts=COUNTS, m=NUMBERS, share=st.floats(0, 0.99), seed=SEEDS, data=st.data())
@@ -17,8 +17,8 @@ def test_the_correction_knows_what_was_drawn(counts, m, share, seed, data):
     n = counts.space.num_keys
     first = data.draw(st.lists(st.integers(0, n - 1), unique=True, max_size=4))
     choice = always(first, random_top)
-    keys = with_negatives(choice, share)(counts, m, rng(seed))
-    chosen = len(choice(counts, m - round(share * m), rng(seed)))
+    keys = with_negatives(choice, share)(within(counts, m, seed))
+    chosen = len(choice(within(counts, m - round(share * m), seed)))
     own, correction = sampled_correction(counts.space.keys(keys), counts, share, first)
     drawn = len(keys) - chosen
     stands_for = (n - chosen) / drawn if drawn else 1.0
@@ -35,7 +35,7 @@ def draw_partitions(draws, sampled=20):
     share = sampled / (10 + sampled)
     corrected, plain = np.empty(draws), np.empty(draws)
     for i in range(draws):
-        keys = with_negatives(top, share)(counts, 10 + sampled, generator)
+        keys = with_negatives(top, share)(KeyContext(counts, 10 + sampled, generator))
         own, correction = sampled_correction(word.keys(keys), counts, share)
         weights = np.where(np.arange(len(keys)) < own, 1.0, np.exp(correction))
         corrected[i], plain[i] = powers[keys] @ weights, powers[keys].sum()
@@ -66,7 +66,7 @@ def test_its_logarithm_is_too_small_by_half_the_relative_variance():
 def test_all_words_need_no_correction():
     word = KeySpace("word", 6)
     counts = KeyCounts.of(word, np.array([1, 4]))
-    keys = with_negatives(top, 0.9)(counts, 60, rng(0))
+    keys = with_negatives(top, 0.9)(within(counts, 60))
     assert sampled_correction(word.keys(keys), counts, 0.9) == (6, 0.0)
-    keys = with_negatives(top, 0.0)(counts, 4, rng(0))
+    keys = with_negatives(top, 0.0)(within(counts, 4))
     assert sampled_correction(word.keys(keys), counts, 0.0) == (2, 0.0)

@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 
 from keyhole.errors import InputError, KeySpaceError
 from keyhole.keys.budget import keys_within, share_of_keys
-from keyhole.keys.choice import KeyCounts, choose_with
+from keyhole.keys.choice import ClientContext, KeyContext, KeyCounts, choose_with
 from keyhole.keys.sampled import count_buckets, every, independent, whole_buckets
 from keyhole.keys.structured import CHOICES, always, random_own, top, with_negatives
 from keyhole.primitives.keyspace import Buckets, KeySpace
 from tests.helpers import LAYOUTS, SEEDS, grid
-from tests.keys.test_choices import COUNTS, NUMBERS, rng
+from tests.keys.test_choices import COUNTS, NUMBERS, rng, within
 
 SHARES = st.floats(0, 0.99)
 
@@ -21,8 +21,8 @@ SHARES = st.floats(0, 0.99)
 def test_keys_that_all_hold_come_first_and_count(counts, m, seed, data):
     every_key = st.integers(0, counts.space.num_keys - 1)
     first = data.draw(st.lists(every_key, unique=True, max_size=5))
-    keys = always(first, top)(counts, m, rng(seed)).tolist()
-    rest = [k for k in top(counts, counts.space.num_keys).tolist() if k not in first]
+    keys = always(first, top)(within(counts, m, seed)).tolist()
+    rest = [k for k in top(within(counts, counts.space.num_keys)).tolist() if k not in first]
     assert keys == (first + rest)[:m]
 
 
@@ -30,20 +30,20 @@ def test_keys_that_all_hold_come_first_and_count(counts, m, seed, data):
 def test_random_keys_fill_up_what_the_first_ones_leave(counts, seed):
     n = counts.space.num_keys
     for m in range(n + 1):
-        assert len(always([n - 1], independent)(counts, m, rng(seed))) == m
-    assert sorted(always([n - 1], every)(counts, n, rng(seed)).tolist()) == list(range(n))
+        assert len(always([n - 1], independent)(within(counts, m, seed))) == m
+    assert sorted(always([n - 1], every)(within(counts, n, seed)).tolist()) == list(range(n))
 
 
 def test_a_first_key_out_of_range_is_refused():
     with pytest.raises(KeySpaceError, match=r"got 5; expected 0\.\.4"):
-        always([5], top)(KeyCounts.none(KeySpace("word", 5)), 3, rng(0))
+        always([5], top)(within(KeyCounts.none(KeySpace("word", 5)), 3))
 
 
 @given(counts=COUNTS, m=NUMBERS, share=SHARES, seed=SEEDS)
 def test_negatives_follow_the_chosen_keys_and_are_others(counts, m, share, seed):
     sampled = round(share * m)
-    chosen = top(counts, m - sampled)
-    keys = with_negatives(top, share)(counts, m, rng(seed))
+    chosen = top(within(counts, m - sampled))
+    keys = with_negatives(top, share)(within(counts, m, seed))
     np.testing.assert_array_equal(keys[: len(chosen)], chosen)
     assert len(keys) - len(chosen) == min(sampled, counts.space.num_keys - len(chosen))
     assert len(np.unique(keys)) == len(keys)
@@ -53,7 +53,7 @@ def test_negatives_are_uniform_over_all_keys_that_were_not_chosen():
     """Two of the 8 others: each with probability 1/4; five standard deviations of a count."""
     counts, draws, generator = KeyCounts.of(KeySpace("word", 10), np.array([7, 2])), 3000, rng(3)
     choose = with_negatives(top, 0.5)
-    found = np.concatenate([choose(counts, 4, generator)[2:] for _ in range(draws)])
+    found = np.concatenate([choose(KeyContext(counts, 4, generator))[2:] for _ in range(draws)])
     keys, occurs = np.unique(found, return_counts=True)
     assert keys.tolist() == [0, 1, 3, 4, 5, 6, 8, 9]
     assert np.all(np.abs(occurs - draws / 4) < 5 * (draws * 3 / 16) ** 0.5)
@@ -61,7 +61,7 @@ def test_negatives_are_uniform_over_all_keys_that_were_not_chosen():
 
 def test_negatives_of_a_huge_space_cost_nothing():
     counts = KeyCounts.of(KeySpace("word", 2**63), np.array([2**63 - 1, 0]))
-    keys = with_negatives(top, 0.5)(counts, 100, rng(0))
+    keys = with_negatives(top, 0.5)(within(counts, 100))
     assert len(np.unique(keys)) == 52
 
 
@@ -89,17 +89,18 @@ def test_whole_buckets_fit_and_hold_the_top_bucket(counts, is_striped, seed, dat
     size = data.draw(st.integers(1, counts.space.num_keys))
     m = data.draw(st.integers(size, 2 * counts.space.num_keys))
     buckets = Buckets(counts.space, size, is_striped)
-    keys = whole_buckets(top, buckets)(counts, m, rng(seed))
+    keys = whole_buckets(top, buckets)(within(counts, m, seed))
     assert len(keys) <= m
     assert len(np.unique(keys)) == len(keys)
-    chosen = top(count_buckets(counts, buckets), m // size)
+    chosen = top(within(count_buckets(counts, buckets), m // size))
     assert keys.tolist() == [k for b in chosen.tolist() for k in buckets.members(b)]
 
 
 def test_buckets_of_one_key_are_the_keys():
     counts = KeyCounts.of(KeySpace("word", 10), np.array([4, 4, 9, 1, 1, 1]))
     np.testing.assert_array_equal(
-        whole_buckets(top, Buckets(counts.space, 1))(counts, 2, rng(0)), top(counts, 2)
+        whole_buckets(top, Buckets(counts.space, 1))(within(counts, 2)),
+        top(within(counts, 2)),
     )
 
 
@@ -107,8 +108,8 @@ def test_a_client_that_cannot_hold_a_bucket_is_named():
     word = KeySpace("word", 10)
     choose = whole_buckets(top, Buckets(word, 4))
     with pytest.raises(InputError, match="got 3 keys per client; expected 4 or more"):
-        choose(KeyCounts.none(word), 3, rng(0))
-    assert choose(KeyCounts.none(word), 0, rng(0)).tolist() == []
+        choose(within(KeyCounts.none(word), 3))
+    assert choose(within(KeyCounts.none(word), 0)).tolist() == []
 
 
 @grid(
@@ -129,7 +130,7 @@ def test_budgets_hold_through_any_choice(name, choice, seed, data):
         return {s.name: KeyCounts.of(s, own % s.num_keys) for s in layout.spaces}
 
     choose = choose_with({s.name: CHOICES[choice] for s in layout.spaces}, count_keys)
-    keys = choose(np.arange(20), keys_within(layout, model_bytes), rng(seed))
+    keys = choose(np.arange(20), ClientContext(keys_within(layout, model_bytes), rng(seed)))
     assert layout.client_bytes(**{z.space.name: len(z) for z in keys.values()}) <= model_bytes
 
 
@@ -140,7 +141,7 @@ def test_what_is_drawn_in_one_space_does_not_depend_on_data_in_another():
         lambda own: {"word": KeyCounts.of(word, own), "neuron": KeyCounts.none(neuron)},
     )
     limit = {"word": 5, "neuron": 10}
-    few, many = (choose(np.arange(n), limit, rng(7)) for n in (1, 40))
+    few, many = (choose(np.arange(n), ClientContext(limit, rng(7))) for n in (1, 40))
     assert few["neuron"] == many["neuron"]
 
 
@@ -150,7 +151,7 @@ def test_the_same_random_numbers_do_not_choose_the_same_keys_of_two_spaces():
         {"first": independent, "second": independent},
         lambda _: {"first": KeyCounts.none(first), "second": KeyCounts.none(second)},
     )
-    keys = choose(None, {"first": 20, "second": 20}, rng(0))
+    keys = choose(None, ClientContext({"first": 20, "second": 20}, rng(0)))
     assert list(keys["first"]) != list(keys["second"])
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from keyhole import tree
-from keyhole.keys.choice import KeyCounts
+from keyhole.keys.choice import KeyContext, KeyCounts
 from keyhole.keys.structured import always, sampled_correction, top, with_negatives
 from keyhole.models.transformer import TransformerSizes, transformer
 from tests.helpers import grid, with_slow
@@ -132,7 +132,7 @@ def sampled_gradients(model, params, draws, share):
     correction and without."""
     space, generator = model.layout.spaces[0], np.random.default_rng(1)
     counts, choose = KeyCounts.of(space, TEXT.ravel()), with_negatives(always([0], top), share)
-    keys = np.array([choose(counts, 27, generator) for _ in range(draws)])
+    keys = np.array([choose(KeyContext(counts, 27, generator)) for _ in range(draws)])
     own, correction = sampled_correction(space.keys(keys[0]), counts, share, first=[0])
     place = {key: i for i, key in enumerate(keys[0, :own].tolist())}
     tokens = np.array([[place[word] for word in line] for line in TEXT.tolist()], np.int32)

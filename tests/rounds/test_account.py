@@ -33,7 +33,7 @@ def clients(count=20):
     return Clients(
         count,
         data=lambda client: client,
-        choose=lambda data, limit, rng: ROW.keys(rng.choice(40, 8, replace=False)),
+        choose=lambda data, context: ROW.keys(context.rng.choice(40, 8, replace=False)),
         train=lambda model, data, rng: {k: v + 1 for k, v in model.items()},
     )
 

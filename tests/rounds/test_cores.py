@@ -38,9 +38,9 @@ def data(client, *pixels):
     return {"pixels": rng.random((20 + client, *pixels), np.float32),
             "label": rng.integers(0, 62, 20 + client).astype(np.int32)}
 
-def choose(own, most, rng):
-    ((space, m),) = most.items()
-    return kh.KeySpace(space, KEYS[space]).keys(rng.choice(KEYS[space], m, replace=False))
+def choose(own, context):
+    ((space, m),) = context.max_keys.items()
+    return kh.KeySpace(space, KEYS[space]).keys(context.rng.choice(KEYS[space], m, replace=False))
 
 MODELS = {"2nn": (two_layer(), 100, (784,)), "cnn": (cnn(), 8, (28, 28))}
 KEYS = {each.name: each.num_keys for model, _, _ in MODELS.values() for each in model.layout.spaces}

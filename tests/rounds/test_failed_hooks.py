@@ -24,7 +24,7 @@ class BadSum:
     add = staticmethod(fail)
 
 
-def run(choose=lambda own, limit, rng: WORD.keys([own]), train=None, sums=PLAIN, metrics=None):
+def run(choose=lambda own, context: WORD.keys([own]), train=None, sums=PLAIN, metrics=None):
     train = train or (lambda slices, own, rng: {"w": slices["w"] - 1})
     clients = kh.Clients(4, data=lambda client: client, choose=choose, train=train)
     parts = kh.RunParts(kh.Cohorts(4, 4), {"word": 1}, aggregate=sums)
@@ -66,7 +66,7 @@ def test_the_note_says_which_hook_failed_and_where(own, note):
 
 def test_errors_of_the_library_stay_as_they_are():
     with pytest.raises(kh.KeyholeError) as caught:
-        run(choose=lambda own, limit, rng: own)
+        run(choose=lambda own, context: own)
     assert failed_hook(caught.value) is None
 
 

@@ -45,7 +45,7 @@ def test_a_run_is_algorithm_2_step_by_step():
     *_, last = train_with_select(
         kh.at_server({"x": np.zeros(60, np.float32)}),
         cohorts(),
-        choose=lambda place: toy.choose(toy.EXAMPLES[place[1]], {"feature": 60}, None),
+        choose=lambda place: toy.chosen(toy.EXAMPLES[place[1]])["feature"],
         deliver=lambda x, z: kh.generalized_select(x, z, toy.LAYOUT.select),
         client_update=train,
         aggregate=lambda u, z: kh.deselect_mean(u, z, toy.LAYOUT.deselect),
@@ -141,7 +141,7 @@ def test_a_client_keeps_its_device():
 
 def test_a_record_accounts_for_every_byte_and_slice():
     _, (record, *_) = run()
-    keys = [len(toy.choose(toy.EXAMPLES[c], {"feature": 60}, None)) for c in record.clients]
+    keys = [len(toy.chosen(toy.EXAMPLES[c])["feature"]) for c in record.clients]
     assert record.bytes_down == [4 * m for m in keys]
     assert record.bytes_up == [8 * m + 8 * m + 4 * m for m in keys]
     assert record.select_calls == record.distinct_keys
@@ -207,7 +207,7 @@ def test_clients_that_start_in_one_asynchronous_round_share_keys():
 
 
 def test_a_choice_beyond_the_budget_is_refused():
-    greedy = replace(toy.make_clients(), choose=lambda examples, limit, rng: toy.FEATURE.all_keys())
+    greedy = replace(toy.make_clients(), choose=lambda examples, context: toy.FEATURE.all_keys())
     with pytest.raises(InputError, match="got 60; expected 3 or fewer"):
         run(clients=greedy, keys_per_client={"feature": 3})
 

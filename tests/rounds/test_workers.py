@@ -102,7 +102,7 @@ def make_clients_of_whom_one_fails():
     return Clients(len(toy.EXAMPLES), toy.get_examples, toy.choose, train, toy.localize)
 
 
-MIN = min(len(toy.choose(e, {"feature": 60}, None)) for e in toy.EXAMPLES)
+MIN = min(len(toy.chosen(e)["feature"]) for e in toy.EXAMPLES)
 
 
 def test_after_a_failed_call_the_next_one_gets_its_own_answers():

@@ -3,6 +3,7 @@
 import numpy as np
 
 import keyhole as kh
+from keyhole.keys.choice import ClientContext
 from keyhole.rounds.clients import Clients
 from keyhole.rounds.spec import RunParts
 from keyhole.sampling import Cohorts
@@ -18,14 +19,14 @@ REHEARSED = (3, 0)  # seed and trial of `make_plan`, which devices know from the
 LAYOUT = kh.Layout.of({"x": np.zeros(60, np.float32)}, kh.Cut(FEATURE, {"x": 0}))
 
 
-def choose(examples, limit, rng):
+def choose(examples, context):
     """A client's own features, as many as it may hold."""
-    return FEATURE.keys(oracle.own_features(examples)[: limit["feature"]])
+    return FEATURE.keys(oracle.own_features(examples)[: context.max_keys["feature"]])
 
 
 def chosen(examples):
     """What a client chooses without a limit, as rounds pass it on."""
-    return {"feature": choose(examples, {"feature": 60}, None)}
+    return {"feature": choose(examples, ClientContext({"feature": 60}, np.random.default_rng(0)))}
 
 
 def localize(examples, keys):

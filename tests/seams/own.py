@@ -23,9 +23,9 @@ from tests.seams.toys import scaled_sum
 def rarest(m):
     """A choice of keys: some of the client's own features, drawn anew in each round."""
 
-    def choose(examples, limit, rng):
+    def choose(examples, context):
         own = np.array(toy.oracle.own_features(examples))
-        return toy.FEATURE.keys(rng.choice(own, min(m, len(own)), replace=False))
+        return toy.FEATURE.keys(context.rng.choice(own, min(m, len(own)), replace=False))
 
     return choose
 
@@ -62,7 +62,7 @@ def squares(scale):
     clients = Clients(
         8,
         lambda c: {"film": np.arange(c, c + 3), "stars": np.full(3, 1.0 + c, np.float32)},
-        lambda own, limit, rng: film.keys(own["film"][: limit["film"]]),
+        lambda own, context: film.keys(own["film"][: context.max_keys["film"]]),
         LocalSgd(model, ClientUpdate(0.1, batch_size=2)),
         localize,
     )

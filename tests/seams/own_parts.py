@@ -22,10 +22,10 @@ class Damped(SGD):
         return super().step(slab, slots, rows * np.float32(self.factor), now)
 
 
-def some(counts, keys_per_client, rng):
+def some(context):
     """A choice of keys: some of the client's own, drawn anew in each round."""
-    own = counts.keys
-    return rng.permutation(own)[: min(keys_per_client, len(own)) - SHIFT]
+    own = context.counts.keys
+    return context.rng.permutation(own)[: min(context.max_keys, len(own)) - SHIFT]
 
 
 class Reversed:

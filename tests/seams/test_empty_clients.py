@@ -22,7 +22,7 @@ MODEL = tag_regression(8, 2)
 WITHOUT = 1  # the client whose keys meet none of its examples
 
 
-def choose(words, limit, rng):
+def choose(words, context):
     return WORD.keys([7] if WITHOUT in words else words)
 
 

@@ -98,8 +98,8 @@ def test_a_new_instance_with_the_same_values_goes_on(tmp_path):
 def choose_from(first):
     """A choice of keys; all of them have one name."""
 
-    def own_choice(counts, keys_per_client, rng):
-        return np.arange(first, first + keys_per_client)
+    def own_choice(context):
+        return np.arange(first, first + context.max_keys)
 
     return own_choice
 
@@ -122,7 +122,7 @@ def test_the_result_of_another_choice_is_not_returned(tmp_path):
         other.run(0, tmp_path)
 
 
-@pytest.mark.parametrize("path", ["aggregation.name", "delivery", "metrics", "task", "engine"])
+@pytest.mark.parametrize("path", ["aggregation.name", "delivery", "task", "engine"])
 def test_a_part_of_another_kind_is_refused_by_its_place(path):
     with pytest.raises(InputError, match=f"{path} is no "):
         experiment(parts={path: choose_from(0)})

@@ -32,7 +32,7 @@ def test_a_run_with_an_own_optimizer_is_resumed_to_the_same_bytes(tmp_path):
 
 
 def test_a_choice_that_returns_an_array_is_told_what_to_return():
-    def own_choice(examples, limit, rng):
+    def own_choice(examples, context):
         return np.arange(3)
 
     clients = replace(toy.make_clients(), choose=own_choice)

@@ -32,9 +32,9 @@ def ratings_of(client):
     return items, np.where(items % 3 == 0, 1.0, -1.0).astype(np.float32)
 
 
-def choose(data, limit, rng):
+def choose(data, context):
     """A client's keys: the items that it has rated."""
-    return ITEM.keys(data[0][: limit["item"]])
+    return ITEM.keys(data[0][: context.max_keys["item"]])
 
 
 def localize(data, keys):

@@ -1,7 +1,7 @@
 """Chooses the keys of a client: by its data, at random, or both (section 4.1)."""
 
 from keyhole.keys.budget import DeviceClass, assign_device, keys_within, share_of_keys
-from keyhole.keys.choice import Choice, KeyCounts, choose_with
+from keyhole.keys.choice import Choice, ClientContext, KeyContext, KeyCounts, choose_with
 from keyhole.keys.sampled import count_buckets, every, independent, whole_buckets
 from keyhole.keys.structured import (
     CHOICES,
@@ -17,7 +17,9 @@ from keyhole.keys.structured import (
 __all__ = [
     "CHOICES",
     "Choice",
+    "ClientContext",
     "DeviceClass",
+    "KeyContext",
     "KeyCounts",
     "always",
     "assign_device",

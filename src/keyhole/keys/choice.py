@@ -9,13 +9,14 @@ from typing import Any, Protocol
 import numpy as np
 
 from keyhole.arrays import Array, KeyArray
+from keyhole.keys.budget import DeviceClass
 from keyhole.primitives.keyspace import KeySpace
 from keyhole.primitives.layout import KeysBySpace
 
 
 @dataclass(frozen=True, eq=False)
 class KeyCounts:
-    """What a client knows when it chooses keys: the key space, and what occurs in its own data.
+    """What occurs in a client's own data: keys of one key space, and how often.
 
     Args:
         space: all keys there are.
@@ -67,19 +68,68 @@ def draw_distinct(below: int, count: int, rng: np.random.Generator) -> KeyArray:
     return np.array(drawn, np.int64)
 
 
-class Choice(Protocol):
-    """A way to choose keys of one key space: `(counts, keys_per_client, rng) -> keys`."""
+@dataclass(frozen=True, eq=False)
+class KeyContext:
+    """What a client knows when it chooses keys of one key space.
 
-    def __call__(
-        self, counts: KeyCounts, keys_per_client: int, rng: np.random.Generator, /
-    ) -> KeyArray:
-        """Returns at most `keys_per_client` different keys, in the order they are to have."""
+    Args:
+        counts: what occurs in its data.
+        max_keys: m, the most keys that it may hold; a device with less memory has fewer.
+        rng: random numbers of this client in this round; those of the round, the same for all
+            clients, where keys are shared.
+        round: from 0.
+        client: its number in the population. On a device it is the number that its operator gave
+            it; a choice runs on the device, so nobody else learns it from there.
+        device: its class, None where the run has no classes.
+
+    >>> counts = KeyCounts.of(KeySpace("word", 100), np.array([7, 3, 7]))
+    >>> context = KeyContext(counts, 2, np.random.default_rng(0), round=5)
+    >>> context.space.num_keys, context.max_keys, context.round
+    (100, 2, 5)
+    """
+
+    counts: KeyCounts
+    max_keys: int
+    rng: np.random.Generator
+    round: int = 0
+    client: int = 0
+    device: DeviceClass | None = None
+
+    @property
+    def space(self) -> KeySpace:
+        """All keys there are."""
+        return self.counts.space
+
+
+@dataclass(frozen=True, eq=False)
+class ClientContext:
+    """What a client knows besides its data when it chooses keys of all key spaces; see
+    `KeyContext`. `max_keys` has a number for each key space.
+    """
+
+    max_keys: Mapping[str, int]
+    rng: np.random.Generator
+    round: int = 0
+    client: int = 0
+    device: DeviceClass | None = None
+
+    def of(self, counts: KeyCounts, rng: np.random.Generator) -> KeyContext:
+        """What it knows when it chooses keys of one key space, with random numbers for that."""
+        limit = self.max_keys[counts.space.name]
+        return KeyContext(counts, limit, rng, self.round, self.client, self.device)
+
+
+class Choice(Protocol):
+    """A way to choose keys of one key space: `context -> keys`."""
+
+    def __call__(self, context: KeyContext, /) -> KeyArray:
+        """Returns at most `context.max_keys` different keys, in the order they are to have."""
         ...
 
 
 def choose_with(
     choices: Mapping[str, Choice], count_keys: Callable[[Any], Mapping[str, KeyCounts]]
-) -> Callable[[Any, Mapping[str, int], np.random.Generator], KeysBySpace]:
+) -> Callable[[Any, ClientContext], KeysBySpace]:
     """Returns what `Clients.choose` takes: one choice for each key space (section 4.1.3).
 
     Each key space has random numbers of its own, so what is drawn in one does not depend on the
@@ -97,17 +147,17 @@ def choose_with(
     ...     {"word": top, "neuron": independent},
     ...     lambda own: {"word": KeyCounts.of(word, own), "neuron": KeyCounts.none(neuron)},
     ... )
-    >>> most = {"word": 1, "neuron": 3}
-    >>> keys = choose(np.array([5, 9, 9]), most, np.random.default_rng(0))
+    >>> context = ClientContext({"word": 1, "neuron": 3}, np.random.default_rng(0))
+    >>> keys = choose(np.array([5, 9, 9]), context)
     >>> list(keys["word"]), len(keys["neuron"])
     ([9], 3)
     """
 
-    def choose(data: Any, limit: Mapping[str, int], rng: np.random.Generator) -> KeysBySpace:
+    def choose(data: Any, context: ClientContext) -> KeysBySpace:
         counted = count_keys(data)
-        own_rngs = rng.spawn(len(counted))
+        own_rngs = context.rng.spawn(len(counted))
         return {
-            name: counts.space.keys(choices[name](counts, limit[name], own_rng))
+            name: counts.space.keys(choices[name](context.of(counts, own_rng)))
             for (name, counts), own_rng in zip(counted.items(), own_rngs, strict=True)
         }
 

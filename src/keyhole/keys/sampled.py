@@ -11,23 +11,20 @@ tell is no more than its buckets.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from keyhole.arrays import KeyArray
 from keyhole.errors import InputError
-from keyhole.keys.choice import Choice, KeyCounts, draw_distinct
+from keyhole.keys.choice import Choice, KeyContext, KeyCounts, draw_distinct
 from keyhole.primitives.keyspace import Buckets
 
 
-def independent(counts: KeyCounts, keys_per_client: int, rng: np.random.Generator) -> KeyArray:
+def independent(context: KeyContext) -> KeyArray:
     """Chooses m of all keys, uniformly and without replacement: a random sub-model (section 5.3).
 
     The cost goes by m, not by the size of the key space.
-
-    Args:
-        counts: names the key space; what occurs is not used.
-        keys_per_client: m.
-        rng: of this client in this round, or of the round.
 
     Returns:
         int64 (m,), or all keys if there are not more; in the order drawn. Of equal generators, the
@@ -36,21 +33,14 @@ def independent(counts: KeyCounts, keys_per_client: int, rng: np.random.Generato
 
     >>> from keyhole import KeySpace
     >>> filters = KeyCounts.none(KeySpace("filter", 64))
-    >>> independent(filters, 4, np.random.default_rng(0)).tolist()
+    >>> independent(KeyContext(filters, 4, np.random.default_rng(0))).tolist()
     [54, 41, 33, 19]
     """
-    return draw_distinct(counts.space.num_keys, keys_per_client, rng)
+    return draw_distinct(context.space.num_keys, context.max_keys, context.rng)
 
 
-def every(
-    counts: KeyCounts, keys_per_client: int, _: np.random.Generator | None = None
-) -> KeyArray:
+def every(context: KeyContext) -> KeyArray:
     """Chooses all keys: training without select (section 5.2, m = n).
-
-    Args:
-        counts: names the key space; what occurs is not used.
-        keys_per_client: m, the size of the key space or more.
-        _: not used.
 
     Returns:
         int64 (K,), rising.
@@ -59,16 +49,18 @@ def every(
         InputError: a client may hold fewer keys than there are.
 
     >>> from keyhole import KeySpace
-    >>> every(KeyCounts.none(KeySpace("filter", 3)), 3).tolist()
+    >>> filters = KeyCounts.none(KeySpace("filter", 3))
+    >>> every(KeyContext(filters, 3, np.random.default_rng(0))).tolist()
     [0, 1, 2]
     """
-    if keys_per_client < counts.space.num_keys:
+    space = context.space
+    if context.max_keys < space.num_keys:
         raise InputError(
-            f"a client cannot hold all keys of {counts.space.name!r}: got {keys_per_client} keys "
-            f"per client; expected {counts.space.num_keys}; let keys_per_client be the size of the "
-            "key space, or choose fewer keys"
+            f"a client cannot hold all keys of {space.name!r}: got {context.max_keys} keys per "
+            f"client; expected {space.num_keys}; let keys_per_client be the size of the key space, "
+            "or choose fewer keys"
         )
-    return np.arange(counts.space.num_keys, dtype=np.int64)
+    return np.arange(space.num_keys, dtype=np.int64)
 
 
 def count_buckets(counts: KeyCounts, buckets: Buckets) -> KeyCounts:
@@ -113,17 +105,20 @@ def whole_buckets(choice: Choice, buckets: Buckets) -> Choice:
     >>> from keyhole.keys.structured import top
     >>> word = KeySpace("word", 10)
     >>> choose = whole_buckets(top, Buckets(word, size=2))
-    >>> choose(KeyCounts.of(word, np.array([4, 5, 4, 9])), 4, np.random.default_rng(0)).tolist()
+    >>> counts = KeyCounts.of(word, np.array([4, 5, 4, 9]))
+    >>> choose(KeyContext(counts, 4, np.random.default_rng(0))).tolist()
     [4, 5, 8, 9]
     """
 
-    def choose(counts: KeyCounts, keys_per_client: int, rng: np.random.Generator) -> KeyArray:
-        if 0 < keys_per_client < buckets.size:
+    def choose(context: KeyContext) -> KeyArray:
+        limit = context.max_keys
+        if 0 < limit < buckets.size:
             raise InputError(
-                f"a client cannot hold one bucket: got {keys_per_client} keys per client; expected "
+                f"a client cannot hold one bucket: got {limit} keys per client; expected "
                 f"{buckets.size} or more; make smaller buckets or raise keys_per_client"
             )
-        chosen = choice(count_buckets(counts, buckets), keys_per_client // buckets.size, rng)
+        counts = count_buckets(context.counts, buckets)
+        chosen = choice(replace(context, counts=counts, max_keys=limit // buckets.size))
         members = (buckets.members(int(bucket)).array for bucket in chosen)
         return np.concatenate([np.empty(0, np.int64), *members])
 

@@ -8,25 +8,23 @@ words of a client stand for in a sampled softmax.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import log
 
 import numpy as np
 
 from keyhole.arrays import KeyArray
 from keyhole.errors import InputError
-from keyhole.keys.choice import Choice, KeyCounts, draw_distinct
+from keyhole.keys.choice import Choice, KeyContext, KeyCounts, draw_distinct
 from keyhole.keys.sampled import every, independent
 from keyhole.parts import PartKind, pick
 from keyhole.primitives.keyspace import Keys
 
 
-def top(counts: KeyCounts, keys_per_client: int, _: np.random.Generator | None = None) -> KeyArray:
+def top(context: KeyContext) -> KeyArray:
     """Chooses the keys that occur most often: "Top" of section 5.2.
 
-    Args:
-        counts: what occurs in the client's data.
-        keys_per_client: m.
-        _: not used; the keys of a client are the same in every round.
+    The keys of a client are the same in every round.
 
     Returns:
         int64 (at most m,), the most frequent first, ties to the smaller key. The choice of m keys
@@ -34,51 +32,42 @@ def top(counts: KeyCounts, keys_per_client: int, _: np.random.Generator | None =
 
     >>> from keyhole import KeySpace
     >>> counts = KeyCounts.of(KeySpace("word", 100), np.array([5, 9, 9, 2, 7, 7]))
-    >>> top(counts, 3).tolist()
+    >>> top(KeyContext(counts, 3, np.random.default_rng(0))).tolist()
     [7, 9, 2]
     """
     # Keys rise, so a stable sort leaves ties to the smaller one.
-    order = np.argsort(-counts.counts, kind="stable")
-    return counts.keys[order[:keys_per_client]]
+    order = np.argsort(-context.counts.counts, kind="stable")
+    return context.counts.keys[order[: context.max_keys]]
 
 
-def random_own(counts: KeyCounts, keys_per_client: int, rng: np.random.Generator) -> KeyArray:
+def random_own(context: KeyContext) -> KeyArray:
     """Chooses at random among the client's own keys: "Random" of section 5.2.
 
-    Args:
-        counts: what occurs in the client's data.
-        keys_per_client: m.
-        rng: of this client in this round.
-
     Returns:
         int64 (at most m,), in the order drawn.
 
     >>> from keyhole import KeySpace
     >>> counts = KeyCounts.of(KeySpace("word", 100), np.array([5, 9, 9, 2, 7, 7]))
-    >>> sorted(random_own(counts, 10, np.random.default_rng(0)).tolist())
+    >>> sorted(random_own(KeyContext(counts, 10, np.random.default_rng(0))).tolist())
     [2, 5, 7, 9]
     """
-    return counts.keys[draw_distinct(len(counts.keys), keys_per_client, rng)]
+    own = context.counts.keys
+    return own[draw_distinct(len(own), context.max_keys, context.rng)]
 
 
-def random_top(counts: KeyCounts, keys_per_client: int, rng: np.random.Generator) -> KeyArray:
+def random_top(context: KeyContext) -> KeyArray:
     """Chooses m at random among the 2m keys that occur most often: "Random Top" of section 5.2.
-
-    Args:
-        counts: what occurs in the client's data.
-        keys_per_client: m.
-        rng: of this client in this round.
 
     Returns:
         int64 (at most m,), in the order drawn.
 
     >>> from keyhole import KeySpace
     >>> counts = KeyCounts.of(KeySpace("word", 100), np.array([5, 9, 9, 2, 7, 7]))
-    >>> random_top(counts, 1, np.random.default_rng(0)).tolist()  # of 7 and 9
+    >>> random_top(KeyContext(counts, 1, np.random.default_rng(0))).tolist()  # of 7 and 9
     [9]
     """
-    candidates = top(counts, 2 * keys_per_client)
-    return candidates[draw_distinct(len(candidates), keys_per_client, rng)]
+    candidates = top(replace(context, max_keys=2 * context.max_keys))
+    return candidates[draw_distinct(len(candidates), context.max_keys, context.rng)]
 
 
 def sampled_correction(
@@ -131,9 +120,9 @@ def sampled_correction(
     return own, log((n - own) / sampled) if sampled else 0.0
 
 
-def num_negatives(keys_per_client: int, share: float) -> int:
+def num_negatives(max_keys: int, share: float) -> int:
     """How many of m keys are drawn at random."""
-    return round(share * keys_per_client)
+    return round(share * max_keys)
 
 
 def check_share(share: float) -> None:
@@ -148,7 +137,7 @@ def check_share(share: float) -> None:
 def always(first: Sequence[int], choice: Choice) -> Choice:
     """Returns a choice in which some keys come first at every client, such as the special words.
 
-    They count towards keys_per_client; a client that may hold fewer gets the first of them.
+    They count towards `max_keys`; a client that may hold fewer gets the first of them.
 
     Args:
         first: the keys that all clients hold, each once, in order.
@@ -157,17 +146,17 @@ def always(first: Sequence[int], choice: Choice) -> Choice:
 
     >>> from keyhole import KeySpace
     >>> counts = KeyCounts.of(KeySpace("word", 100), np.array([1, 1, 1, 9, 9, 5]))
-    >>> always([0, 1], top)(counts, 3, np.random.default_rng(0)).tolist()
+    >>> always([0, 1], top)(KeyContext(counts, 3, np.random.default_rng(0))).tolist()
     [0, 1, 9]
     """
 
-    def choose(counts: KeyCounts, keys_per_client: int, rng: np.random.Generator) -> KeyArray:
-        given = counts.space.keys(first).array
+    def choose(context: KeyContext) -> KeyArray:
+        counts, given = context.counts, context.space.keys(first).array
         is_other = ~np.isin(counts.keys, given)
         others = KeyCounts(counts.space, counts.keys[is_other], counts.counts[is_other])
-        chosen = choice(others, keys_per_client, rng)
+        chosen = choice(replace(context, counts=others))
         rest = chosen[~np.isin(chosen, given)]
-        return np.concatenate([given, rest])[:keys_per_client]
+        return np.concatenate([given, rest])[: context.max_keys]
 
     return choose
 
@@ -189,15 +178,16 @@ def with_negatives(choice: Choice, share: float) -> Choice:
 
     >>> from keyhole import KeySpace
     >>> counts = KeyCounts.of(KeySpace("word", 100), np.array([1, 1, 1, 9, 9, 5]))
-    >>> with_negatives(top, 0.5)(counts, 4, np.random.default_rng(0)).tolist()
+    >>> with_negatives(top, 0.5)(KeyContext(counts, 4, np.random.default_rng(0))).tolist()
     [1, 9, 85, 64]
     """
     check_share(share)
 
-    def choose(counts: KeyCounts, keys_per_client: int, rng: np.random.Generator) -> KeyArray:
-        sampled = num_negatives(keys_per_client, share)
-        chosen = choice(counts, keys_per_client - sampled, rng)
-        return np.concatenate([chosen, _draw_others(counts.space.num_keys, chosen, sampled, rng)])
+    def choose(context: KeyContext) -> KeyArray:
+        sampled = num_negatives(context.max_keys, share)
+        chosen = choice(replace(context, max_keys=context.max_keys - sampled))
+        others = _draw_others(context.space.num_keys, chosen, sampled, context.rng)
+        return np.concatenate([chosen, others])
 
     return choose
 
@@ -220,7 +210,7 @@ CHOICES: dict[str, Choice] = {
 """Ways to choose keys that need no settings: the paper's sections 5.2 and 5.3."""
 
 
-CHOICE = PartKind("choice of keys", "own-keys", takes=("counts", "keys_per_client", "rng"))
+CHOICE = PartKind("choice of keys", "own-keys", takes=("context",))
 
 
 def choice_named(name: str) -> Choice:

@@ -11,6 +11,7 @@ import numpy as np
 from keyhole.arrays import Tree
 from keyhole.errors import InputError, NoExamplesError
 from keyhole.keys.budget import DeviceClass, assign_device, keys_within
+from keyhole.keys.choice import ClientContext
 from keyhole.parts import running
 from keyhole.primitives.keyspace import Keys
 from keyhole.primitives.layout import ClientKeys, KeysBySpace, Layout, RowSource
@@ -41,8 +42,8 @@ class Clients:
     Args:
         count: how many there are; they are numbered from 0.
         data: `client -> its data`; may load it from disk.
-        choose: `(data, max keys of each key space, rng) -> keys`: one `Keys`, or several in a list
-            or by the name of their key space.
+        choose: `(data, context) -> keys`: one `Keys`, or several in a list or by the name of their
+            key space. `context.max_keys` has the most of each; see `ClientContext`.
         train: `(sub-model, data, rng) -> update`, start minus end, shaped as the sub-model.
         localize: `(data, keys) -> data` in which keys are counted among the client's own, as the
             sub-model has them; `keys` are by the name of their key space. Data that name no keys
@@ -51,7 +52,7 @@ class Clients:
 
     count: int
     data: Callable[[int], Any]
-    choose: Callable[[Any, Mapping[str, int], np.random.Generator], ClientKeys]
+    choose: Callable[[Any, ClientContext], ClientKeys]
     train: ClientUpdateFn
     localize: Callable[[Any, KeysBySpace], Any] = _as_they_are
 
@@ -93,21 +94,22 @@ def choose_keys(
     client: int, t: int, layout: Layout, clients: Clients, run: KeyRules
 ) -> KeysBySpace:
     """Returns what a client chooses in round t, within its budget."""
-    limit, path = dict(run.keys_per_client), (run.seed, run.trial)
+    limit, path, device = dict(run.keys_per_client), (run.seed, run.trial), None
     if run.devices:
         device = assign_device(run.devices, generator(*path, Stream.DEVICE, client))
         fits = keys_within(layout, device.model_bytes)
         limit = {name: min(m, fits[name]) for name, m in limit.items()}
     draw = (Stream.ROUND_KEYS, t) if run.shared_keys else (Stream.KEYS, t, client)
+    context = ClientContext(limit, generator(*path, *draw), t, client, device)
     with running("choose", _WHO, client, t):
-        chosen = clients.choose(clients.data(client), limit, generator(*path, *draw))
+        chosen = clients.choose(clients.data(client), context)
     _check_chosen(chosen)
     keys = layout.keys_by_space(chosen)
     for name, z in keys.items():
         if len(z) > limit[name]:
             raise InputError(
                 f"a client chose more keys of {name!r} than it may hold: got {len(z)}; expected "
-                f"{limit[name]} or fewer; let choose return at most the number it is given"
+                f"{limit[name]} or fewer; let choose return at most context.max_keys of them"
             )
     return keys
 

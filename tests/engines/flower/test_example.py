@@ -14,6 +14,7 @@ import pytest
 
 from benchmarks.engine_cells.local_deployment import QUIET, Children
 from keyhole.engines.flower.config import write_project
+from keyhole.keys.choice import ClientContext
 from keyhole.rounds.loop import start_run
 from keyhole.rounds.record import read_records
 from tests.helpers import LONG, ROOT
@@ -54,7 +55,7 @@ def test_the_module_makes_the_update_that_numpy_makes(example):
     from flower_example.module import train_torch
 
     data = example.ratings_of(1)
-    keys = example.choose(data, {"item": 40}, None)
+    keys = example.choose(data, ClientContext({"item": 40}, np.random.default_rng(0)))
     model = example.make_model()
     slices = {**model, "items.weight": model["items.weight"][keys.array]}
     local = example.localize(data, {"item": keys})

@@ -9,6 +9,7 @@ import pytest
 import keyhole as kh
 from keyhole.engines.ray import parcels
 from keyhole.engines.ray.parcels import KeyBundle, packing_of
+from keyhole.keys.choice import ClientContext
 from keyhole.rounds.clients import ClientJob, Jobs
 from tests.engines import wide
 from tests.rounds import toy
@@ -93,7 +94,7 @@ def test_leaves_travel_without_gaps_and_with_their_axes_in_order(turn):
 def selected_jobs(count):
     """Jobs of clients with 40 of 120 rows each, as a plain delivery makes them."""
     state, rng = wide.make_state(), np.random.default_rng(5)
-    keys = {client: wide.choose(client, {"row": 40}, rng) for client in range(count)}
+    keys = {client: wide.choose(client, ClientContext({"row": 40}, rng)) for client in range(count)}
     return Jobs((1, 2, 3), keys, lambda client: state.select(keys[client]), state)
 
 

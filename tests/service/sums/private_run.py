@@ -31,8 +31,9 @@ SALT = bytes(range(16))
 POPULATION = 8
 
 
-def choose(data, limit, rng):
-    return ROW.keys(rng.choice(ROW.num_keys, limit["row"], replace=False))
+def choose(data, context):
+    m = context.max_keys["row"]
+    return ROW.keys(context.rng.choice(ROW.num_keys, m, replace=False))
 
 
 def train(submodel, data, rng):
