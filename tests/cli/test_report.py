@@ -29,13 +29,14 @@ def out(tmp_path):
 
 def test_files_are_written_and_named(out, capsys):
     code, printed, _ = keyhole(capsys, "report", out)
-    names = ["emnist-cnn-final.png", "emnist-cnn-final.svg", "emnist-cnn.md", "index.html"]
+    endings = ("-final.png", "-final.svg", ".md", ".csv", ".tex")
+    names = [*(f"emnist-cnn{ending}" for ending in endings), "index.html"]
     assert code == 0
     assert printed.splitlines() == [str(out / "report" / name) for name in names]
-    assert sorted(path.name for path in (out / "report").iterdir()) == names
+    assert sorted(path.name for path in (out / "report").iterdir()) == sorted(names)
     text = (out / "report" / "emnist-cnn.md").read_text()
     assert text.startswith("The paper (Figure 5 (left) and Table 2): ")
-    assert "| CNN | m = 4 | 0.10 | 50.00 | 1 | 20 | 1.5 | 75.02 ± 0.92 | 0.08 |" in text
+    assert "| CNN | m = 4 | 0.10 | 50.00 | - | 1 | 20 | 1.5 | 75.02 ± 0.92 | 0.08 |" in text
 
 
 def test_sweeps_stand_in_the_order_of_the_paper(out, capsys):

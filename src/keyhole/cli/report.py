@@ -38,11 +38,13 @@ def report(out: Path | None, to: Path | None, as_json: bool) -> None:
     """Draw and tabulate the sweeps and runs of a directory, beside the paper's numbers.
 
     OUT is where `keyhole sweep` or `keyhole train` wrote, or a folder that holds such at any depth.
-    For each sweep, and for the runs of each task, there will be figures as PNG and SVG and a table
-    as Markdown, and for all of them one page, index.html, that needs no other file. Of runs it
-    shows metrics over rounds and against bytes, what they cost and who learned what. Trials that
-    are missing or unfinished are named; the command that started them resumes them. JSON that is
-    no sweep is named and left out.
+    For each sweep, and for the runs of each task, there will be figures as PNG and SVG, a table as
+    Markdown and LaTeX, its numbers as CSV, and for all of them one page, index.html, that needs no
+    other file. Numbers are means over trials with 95 % intervals; where lines share their clients,
+    the differences between them have an interval and a p-value, too. Of runs it shows metrics over
+    rounds and against bytes, what they cost and who learned what. Trials that are missing or
+    unfinished are named; the command that started them resumes them. JSON that is no sweep is
+    named and left out.
 
     `keyhole report privacy` needs no runs. It draws what hiding the keys costs against what select
     saves, over the number of keys and for every private delivery, and tabulates from where on
@@ -63,8 +65,9 @@ def _report_results(out: Path, to: Path) -> tuple[list[Path], list[dict[str, Any
     """Writes the report on sweeps and runs; returns its files and its tables as plain values."""
     # matplotlib takes most of a second to import, and no other command needs it.
     from keyhole.experiments.report.page import write_page
+    from keyhole.experiments.report.paper import place_in_paper
     from keyhole.experiments.report.reading import read_results
-    from keyhole.experiments.report.tables import place_in_paper, to_json
+    from keyhole.experiments.report.tables import to_json
 
     sweeps = sorted(read_results(out, _tell), key=lambda sweep: place_in_paper(sweep.name))
     sections, files = _write_sections(sweeps, to)

@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     "--scale",
     type=click.Choice(["small", "paper"]),
     default="small",
-    help="small: minutes on two cores; paper: the paper's settings, for its full data.",
+    help="small: minutes a trial on two cores; paper: the paper's settings, for its full data.",
 )
 @data_option
 @click.option("--rounds", type=click.IntRange(1), help="Rounds, instead of the sweep's.")
-@click.option("--trials", type=click.IntRange(1, 1000), help="Trials, instead of the sweep's.")
+@click.option("--trials", type=click.IntRange(1, 1000), help="Trials, instead of five.")
 @click.option("--cohort", type=click.IntRange(1), help="Clients per round, instead of the sweep's.")
 @seed_option
 @click.option(
@@ -66,7 +66,7 @@ def sweep(context: click.Context, /, figure: str, out: Path, as_json: bool, **op
                       client and server rates, without select
 
     FILE.toml has fields of a run as in run.json, each of which may be a list, and runs every
-    combination, in five trials unless it says otherwise (docs/runs.md).
+    combination, in the trials that it says or else in five (docs/runs.md).
 
     What is finished is not run again, so the same command resumes a sweep that was stopped. Draw
     the figure with `keyhole report`.
@@ -171,11 +171,17 @@ def _in_processes(cells: list[Cell], processes: int) -> Iterator[tuple[Path, Res
 
 
 def _print(results: Iterator[tuple[Path, Result]], out: Path, as_json: bool) -> None:
-    """One line for each trial as it ends, or all of them as JSON."""
+    """One line for each trial as it ends and one for each arm in the end, or the trials as JSON."""
+    from keyhole.experiments.report.writing import write_interval
+    from keyhole.experiments.statistics import spread_of
     from keyhole.rounds.record import metrics_to_json
 
     rows = []
+    arms: dict[str, dict[str, list[float]]] = {}
     for path, result in results:
+        reached = arms.setdefault(path.parent.name, {})
+        for name, value in result.metrics.items():
+            reached.setdefault(name, []).append(value)
         rows.append(
             {"run": str(path), "seconds": result.seconds, **metrics_to_json(result.metrics)}
         )
@@ -185,4 +191,7 @@ def _print(results: Iterator[tuple[Path, Result]], out: Path, as_json: bool) -> 
     if as_json:
         click.echo(json.dumps(rows, indent=2))
     else:
+        for arm, reached in arms.items():
+            found = (f"{name} {write_interval(spread_of(v))}" for name, v in reached.items())
+            click.echo(f"{arm}, over trials: {', '.join(found)}")
         click.echo(f"runs: {out}; draw them with: keyhole report {out}")

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-import numpy as np
 from rich.console import Console
 from rich.table import Table
 
@@ -351,6 +350,8 @@ def _opened_engine(
 
 
 def _table(name: str, size: Mapping[str, int], results: list[Result]) -> Table:
+    from keyhole.experiments.statistics import spread_of
+
     table = Table(title=name)
     for column in ("trial", *results[0].metrics, "client size", "share", "KB down", "KB up", "s"):
         table.add_column(column, justify="right")
@@ -371,6 +372,8 @@ def _table(name: str, size: Mapping[str, int], results: list[Result]) -> Table:
         cells = [shape.format(value) for shape, value in zip(shapes, row, strict=True)]
         table.add_row(str(trial), *cells)
     if len(rows) > 1:
-        mean = [shape.format(value) for shape, value in zip(shapes, np.mean(rows, 0), strict=True)]
-        table.add_row("mean", *mean)
+        spreads = [spread_of(column) for column in zip(*rows, strict=True)]
+        for name, part in {"mean": "mean", "± 95 %": "half_width"}.items():
+            cells = [s.format(getattr(v, part)) for s, v in zip(shapes, spreads, strict=True)]
+            table.add_row(name, *cells)
     return table

@@ -21,11 +21,9 @@ from typing import Any
 
 from keyhole.errors import InputError
 from keyhole.experiments.specs import check_fields, spec_of
-from keyhole.experiments.sweeps import Sweep, SweepLine
+from keyhole.experiments.sweeps import TRIALS, Sweep, SweepLine
 from keyhole.rounds.fields import flatten, nest
 
-TRIALS = 5
-"""Of a sweep of your own, unless told."""
 _OWN = ("name", "title", "trials")  # of the file, beside fields of a run
 
 

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 LEVEL = 0.95
 """Of every interval that the library prints or draws."""
@@ -42,6 +43,12 @@ class Spread:
         if self.deviation is None:
             return None
         return t_quantile(LEVEL, self.trials - 1) * self.deviation / math.sqrt(self.trials)
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """Both ends of the 95 % interval of the mean; None for one trial."""
+        half = self.half_width
+        return None if half is None else (self.mean - half, self.mean + half)
 
 
 def spread_of(values: Sequence[float]) -> Spread | None:
@@ -95,7 +102,69 @@ def paired_difference(first: Sequence[float], second: Sequence[float]) -> Differ
     if spread.deviation == 0:
         return Difference(spread, 1.0 if spread.mean == 0 else 0.0)
     t = spread.mean / (spread.deviation / math.sqrt(spread.trials))
-    return Difference(spread, 1 - t_within(abs(t), spread.trials - 1))
+    return Difference(spread, max(0.0, 1 - t_within(abs(t), spread.trials - 1)))
+
+
+@dataclass(frozen=True)
+class ArmTrials:
+    """What the finished trials of an arm have reached.
+
+    Args:
+        met: what decides which clients a trial of a number meets: the seed and the data.
+        metrics: number of a trial -> metric -> value on the test split.
+    """
+
+    met: Any
+    metrics: Mapping[int, Mapping[str, float]]
+
+
+def differences(first: ArmTrials, second: ArmTrials) -> dict[str, Difference]:
+    """Returns metric -> what the second arm has more than the first, over the trials that both have
+    finished; nothing where these met other clients.
+
+    >>> told = {0: {"auc": 0.5}, 1: {"auc": 0.75}}
+    >>> differences(ArmTrials("a", told), ArmTrials("a", told))["auc"].spread
+    Spread(mean=0.0, deviation=0.0, trials=2)
+    >>> differences(ArmTrials("a", told), ArmTrials("b", told))
+    {}
+    """
+    both = sorted(first.metrics.keys() & second.metrics)
+    if not both or first.met != second.met:
+        return {}
+    told = [arm.metrics[number] for arm in (first, second) for number in both]
+    shared = [name for name in told[0] if all(name in each for each in told)]
+    found = {
+        name: paired_difference(*([arm.metrics[n][name] for n in both] for arm in (first, second)))
+        for name in shared
+    }
+    return {name: difference for name, difference in found.items() if difference is not None}
+
+
+NUMBERS = (
+    *("mean", "low", "high", "deviation", "trials"),
+    *("difference", "difference_low", "difference_high", "p_value", "pairs"),
+)
+"""The names of what `numbers_of` returns."""
+
+
+def numbers_of(spread: Spread | None, difference: Difference | None) -> dict[str, float | None]:
+    """Returns a spread and a difference as plain numbers by the names of `NUMBERS`, for a file;
+    None where there is none."""
+    more = difference.spread if difference else None
+    values = (
+        *(_ends(spread)),
+        *((spread.deviation, spread.trials) if spread else (None, None)),
+        *(_ends(more)),
+        *((difference.p_value, difference.spread.trials) if difference else (None, None)),
+    )
+    return dict(zip(NUMBERS, values, strict=True))
+
+
+def _ends(spread: Spread | None) -> tuple[float | None, float | None, float | None]:
+    """Mean, and both ends of its interval."""
+    if spread is None:
+        return None, None, None
+    return spread.mean, *(spread.interval or (None, None))
 
 
 def t_within(t: float, degrees: int) -> float:

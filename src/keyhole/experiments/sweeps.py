@@ -1,7 +1,7 @@
 """Lists the arms of each figure and table of the paper, at two scales, and those of the demo.
 
 `paper` has the paper's settings and needs its data. `small` asks the same questions of a few
-thousand clients in minutes: fewer rounds and trials, and for the transformer smaller layers in
+thousand clients in minutes: fewer rounds, and for the transformer smaller layers in
 about the same proportions. Rates are those that the `-rates` sweeps found without select.
 """
 
@@ -80,7 +80,8 @@ class Sweep:
         }
 
 
-TRIALS: dict[Scale, int] = {"small": 2, "paper": 5}
+TRIALS = 5
+"""Of every sweep, unless told; the paper's number."""
 
 SMALL: dict[str, dict[str, Any]] = {
     "so_tag": {"rounds": 200, "evaluate_every": 10, "client.min_examples": 5},
@@ -147,7 +148,7 @@ def _tag_recall(scale: Scale) -> Sweep:
             spec = _spec("so_tag", scale, {"word": m}, {"sizes.words": n})
             lines.append(SweepLine(f"n = {n:,}", f"m = {m:,}", m, spec))
     figures = "curves", "final"
-    return Sweep("tag-recall", title, "so_tag", figures, _PER_CLIENT, tuple(lines), TRIALS[scale])
+    return Sweep("tag-recall", title, "so_tag", figures, _PER_CLIENT, tuple(lines), TRIALS)
 
 
 def _tag_keys(scale: Scale) -> Sweep:
@@ -158,9 +159,7 @@ def _tag_keys(scale: Scale) -> Sweep:
             changes = {"sizes.words": n, "keys.word.choice": choice}
             spec = _spec("so_tag", scale, {"word": m}, changes)
             lines.append(SweepLine(f"n = {n:,}, m = {m:,}", label, place, spec))
-    return Sweep(
-        "tag-keys", title, "so_tag", ("curves",), "choice of keys", tuple(lines), TRIALS[scale]
-    )
+    return Sweep("tag-keys", title, "so_tag", ("curves",), "choice of keys", tuple(lines), TRIALS)
 
 
 def _emnist(task: str, space: str, counts: tuple[int, ...], title: str) -> Callable[[Scale], Sweep]:
@@ -169,7 +168,7 @@ def _emnist(task: str, space: str, counts: tuple[int, ...], title: str) -> Calla
     def sweep(scale: Scale) -> Sweep:
         lines = [SweepLine("", f"m = {m}", m, _spec(task, scale, {space: m})) for m in counts]
         name, words = task.replace("_", "-"), f"{title}: test accuracy by random keys per client m"
-        return Sweep(name, words, task, ("curves",), _PER_CLIENT, tuple(lines), TRIALS[scale])
+        return Sweep(name, words, task, ("curves",), _PER_CLIENT, tuple(lines), TRIALS)
 
     return sweep
 
@@ -184,7 +183,7 @@ def _fixed(task: str, space: str, counts: tuple[int, ...], title: str) -> Callab
             lines.append(SweepLine(f"m = {m}", label, m, _spec(task, scale, {space: m}, shared)))
         words = f"{title}: keys drawn by each client, or once for all clients of a round"
         name = f"{task.replace('_', '-')}-fixed"
-        return Sweep(name, words, task, ("curves",), _PER_CLIENT, tuple(lines), TRIALS[scale])
+        return Sweep(name, words, task, ("curves",), _PER_CLIENT, tuple(lines), TRIALS)
 
     return sweep
 
@@ -206,9 +205,7 @@ def _word_alpha(scale: Scale) -> Sweep:
         lines.append(SweepLine(scheme, "alpha = 1", 1.0, _spec("so_word", scale, whole)))
     title = "Next-word prediction: test accuracy against the size of a client's model"
     x_label = "share of keys, alpha"
-    return Sweep(
-        "word-alpha", title, "so_word", ("frontier",), x_label, tuple(lines), TRIALS[scale]
-    )
+    return Sweep("word-alpha", title, "so_word", ("frontier",), x_label, tuple(lines), TRIALS)
 
 
 def _divisor(scale: Scale) -> Sweep:
@@ -219,9 +216,7 @@ def _divisor(scale: Scale) -> Sweep:
     for m, (over, label) in product(NEURONS[:-1], labels.items()):
         spec = _spec("emnist_2nn", scale, {"neuron": m}, {"mean_over": over})
         lines.append(SweepLine(f"m = {m}", label, m, spec))
-    return Sweep(
-        "divisor", title, "emnist_2nn", ("curves",), _PER_CLIENT, tuple(lines), TRIALS[scale]
-    )
+    return Sweep("divisor", title, "emnist_2nn", ("curves",), _PER_CLIENT, tuple(lines), TRIALS)
 
 
 def _rates(task: str) -> Callable[[Scale], Sweep]:
@@ -239,8 +234,7 @@ def _rates(task: str) -> Callable[[Scale], Sweep]:
             lines.append(SweepLine("", label, client, _spec(task, scale, whole, changes)))
         name = f"{task.replace('_', '-')}-rates"
         title = f"{task}: validation by client and server rate, without select"
-        trials = 1 if scale == "small" else TRIALS[scale]
-        return Sweep(name, title, task, ("grid",), "client rate", tuple(lines), trials)
+        return Sweep(name, title, task, ("grid",), "client rate", tuple(lines), TRIALS)
 
     return sweep
 

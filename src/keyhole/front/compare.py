@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -13,7 +11,20 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from keyhole.errors import InputError
-from keyhole.experiments.statistics import Difference, Spread, paired_difference
+from keyhole.experiments.report.writing import (
+    csv_table,
+    latex_table,
+    write_interval,
+    write_p_value,
+)
+from keyhole.experiments.statistics import (
+    NUMBERS,
+    ArmTrials,
+    Difference,
+    Spread,
+    differences,
+    numbers_of,
+)
 from keyhole.files import make_directory, storage_errors
 from keyhole.front.opening import open_run
 from keyhole.front.run import Against, TrainedRun, placed_curve
@@ -22,15 +33,6 @@ if TYPE_CHECKING:
     from keyhole.experiments.report.comparison import Drawing
 
 Comparable: TypeAlias = TrainedRun | str | Path
-_NOTHING = "-"
-_LATEX = {
-    **{mark: f"\\{mark}" for mark in "&%$#_{}"},
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": "$<$",
-    "±": r"$\pm$",
-}
 
 
 @dataclass(frozen=True)
@@ -111,23 +113,13 @@ class Comparison:
     def to_csv(self, path: str | Path | None = None) -> str:
         """Returns the numbers, unrounded, with a row for each run and metric; writes them to a
         file, too, if one is given."""
-        text = io.StringIO()
         rows = [_plain(row, metric) for row in self.rows for metric in self.metrics]
-        writer = csv.DictWriter(text, list(_COLUMNS), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-        return _written(text.getvalue(), path)
+        return _written(csv_table(_COLUMNS, rows), path)
 
     def to_latex(self, path: str | Path | None = None) -> str:
         """Returns the table for LaTeX with the package booktabs; writes it to a file, too, if one
         is given."""
-        header, *rows = ([_escaped(cell) for cell in row] for row in self._cells())
-        body = "".join(f"{' & '.join(row)} \\\\\n" for row in rows)
-        text = (
-            f"\\begin{{tabular}}{{l{'r' * (len(header) - 1)}}}\n\\toprule\n"
-            f"{' & '.join(header)} \\\\\n\\midrule\n{body}\\bottomrule\n\\end{{tabular}}\n"
-        )
-        return _written(text, path)
+        return _written(latex_table(self._cells(), 1), path)
 
     def _cells(self) -> list[list[str]]:
         """The table as text, header first."""
@@ -146,7 +138,7 @@ class Comparison:
         cells.append(f"{share:.1%}")
         for name in self.metrics:
             found = row.differences.get(name)
-            cells.append(write_interval(found.spread if found else None))
+            cells.append(write_interval(found.spread if found else None, signed=True))
             cells.append(write_p_value(found.p_value if found else None))
         return cells
 
@@ -198,116 +190,24 @@ def _compared(label: str, run: TrainedRun, first: TrainedRun) -> ComparedRun:
         run.rounds,
         float(np.mean(moved)) if moved else math.nan,
         run.trials[0].broadcast_bytes,
-        {} if run is first else _differences(first, run),
+        {} if run is first else differences(_trials_of(first), _trials_of(run)),
     )
 
 
-def _differences(first: TrainedRun, run: TrainedRun) -> dict[str, Difference]:
-    """Metric -> what a run has more than the first, over the trials that both have finished."""
-    own, other = ({t.number: t.result for t in r.trials if t.result} for r in (run, first))
-    both = sorted(own.keys() & other)
-    if not both or not _share_clients(first, run):
-        return {}
-    found = {}
-    for name in own[both[0]].metrics.keys() & other[both[0]].metrics:
-        values = [[results[n].metrics[name] for n in both] for results in (other, own)]
-        difference = paired_difference(*values)
-        if difference is not None:
-            found[name] = difference
-    return found
+def _trials_of(run: TrainedRun) -> ArmTrials:
+    """The finished trials of a run, as differences are taken between runs."""
+    found = {trial.number: trial.result.metrics for trial in run.trials if trial.result}
+    return ArmTrials((run.spec.seed, run.trials[0].asked["dataset"]), found)
 
 
-def _share_clients(first: TrainedRun, run: TrainedRun) -> bool:
-    """Whether trials of one number meet the same clients: the same seed on the same data."""
-    asked = [(each.spec.seed, each.trials[0].asked["dataset"]) for each in (first, run)]
-    return asked[0] == asked[1]
-
-
-def write_interval(spread: Spread | None) -> str:
-    """Returns mean ± half the 95 % interval, with the digits that the interval leaves.
-
-    >>> write_interval(Spread(0.73126, 0.004, 5))
-    '0.7313 ± 0.0050'
-    >>> write_interval(Spread(12.3456, None, 1))
-    '12.35'
-    """
-    if spread is None:
-        return _NOTHING
-    if not math.isfinite(spread.mean):
-        return "not finite"
-    half = spread.half_width
-    if not half:
-        return f"{spread.mean:.4g}" + ("" if half is None else " ± 0")
-    digits = max(0, 1 - math.floor(math.log10(half)))
-    return f"{spread.mean:.{digits}f} ± {half:.{digits}f}"
-
-
-def write_p_value(p: float | None) -> str:
-    """Returns a p-value with the digits that are worth reading.
-
-    >>> write_p_value(0.03519), write_p_value(2e-7), write_p_value(None)
-    ('0.035', '<0.001', '-')
-    """
-    if p is None:
-        return _NOTHING
-    return "<0.001" if p < 0.001 else f"{p:.2g}"
-
-
-_COLUMNS = (
-    "run",
-    "metric",
-    "mean",
-    "low",
-    "high",
-    "deviation",
-    "trials",
-    "rounds",
-    "bytes_per_round",
-    "broadcast_bytes",
-    "difference",
-    "difference_low",
-    "difference_high",
-    "p_value",
-    "pairs",
-)
+_COLUMNS = ("run", "metric", *NUMBERS, "rounds", "bytes_per_round", "broadcast_bytes")
 
 
 def _plain(row: ComparedRun, metric: str) -> dict[str, Any]:
     """A run and a metric as numbers; nothing where there is none."""
-    spread, found = row.metrics.get(metric), row.differences.get(metric)
-    mean, low, high = _bounds(spread)
-    difference, difference_low, difference_high = _bounds(found.spread if found else None)
-    values = (
-        row.label,
-        metric,
-        mean,
-        low,
-        high,
-        spread.deviation if spread else None,
-        row.trials,
-        row.rounds,
-        row.bytes_per_round,
-        row.broadcast_bytes,
-        difference,
-        difference_low,
-        difference_high,
-        found.p_value if found else None,
-        found.spread.trials if found else None,
-    )
-    return dict(zip(_COLUMNS, values, strict=True))
-
-
-def _bounds(spread: Spread | None) -> Sequence[float | None]:
-    """Mean, and both ends of its interval."""
-    if spread is None:
-        return None, None, None
-    half = spread.half_width
-    ends = (None, None) if half is None else (spread.mean - half, spread.mean + half)
-    return spread.mean, *ends
-
-
-def _escaped(cell: str) -> str:
-    return "".join(_LATEX.get(mark, mark) for mark in cell)
+    costs = {name: getattr(row, name) for name in _COLUMNS[-3:]}
+    numbers = numbers_of(row.metrics.get(metric), row.differences.get(metric))
+    return {"run": row.label, "metric": metric, **numbers, **costs}
 
 
 def _written(text: str, path: str | Path | None) -> str:

@@ -245,12 +245,12 @@ def test_a_curve_is_over_the_rounds_that_all_trials_have():
     curve = mean_curve([{10: 0.1, 20: 0.4, 30: 0.9}, {10: 0.3, 20: 0.2}])
     assert curve.rounds == (10, 20)
     assert curve.mean == pytest.approx((0.2, 0.3))
-    assert curve.deviation == pytest.approx((math.sqrt(0.02), math.sqrt(0.02)))
+    assert [s.deviation for s in curve.spreads] == pytest.approx([math.sqrt(0.02)] * 2)
     assert [spread.trials for spread in curve.spreads] == [2, 2]
 
 
 def test_a_curve_of_one_trial_has_no_shade():
-    assert mean_curve([{1: 0.5}]).deviation == (0.0,)
+    assert mean_curve([{1: 0.5}]).spreads[0].half_width is None
 
 
 def test_a_curve_of_no_trial_is_empty():

@@ -3,18 +3,23 @@
 Renew the golden files with KEYHOLE_RENEW_GOLDEN=1.
 """
 
+import csv
+import io
 import json
 import os
 
+import numpy as np
 import pytest
+from scipy import stats
 
+from keyhole.experiments.report.paper import FINDINGS, find_number
 from keyhole.experiments.report.reading import read_results
 from keyhole.experiments.report.tables import (
-    FINDINGS,
-    find_number,
     make_table,
+    to_csv,
     to_html,
     to_json,
+    to_latex,
     to_markdown,
 )
 from tests.experiments.report.runs import write_sweep, write_trial
@@ -61,18 +66,81 @@ def test_the_json_of_a_table_is_the_golden_one(cnn):
 
 def test_a_row_by_hand(cnn):
     """0.74, 0.75, 0.79: mean 0.76, squares 4 + 1 + 9 = 14 e-4, over 2 = 7 e-4, root 0.02646.
+    The interval: 4.3027, of Student's t with 2 degrees of freedom, x 0.02646 / 1.7321 = 0.0657.
+    The reference is m = 16, of which trial 1 is finished: 0.75 - 0.84 = -0.09.
     Size: (33,150 + 25,889 x 4) / 1,690,046 = 0.0809. Minutes: (60 + 90 + 120) / 3 / 60 = 1.5."""
     assert cnn.cells[0] == (
         "CNN",
         "m = 4",
         "0.08",
-        "76.00 ± 2.65",
+        "76.0 ± 6.6",
+        "2.65",
+        "-9.000",
+        "-",
         "3",
         "20",
         "1.5",
         "75.02 ± 0.92",
         "0.08",
     )
+
+
+@pytest.fixture
+def compared(tmp_path):
+    """Arms that share clients, one that does not, and the reference, whose clients hold most."""
+    lines = [("", name, None, name) for name in ("a", "b_2", "other seed", "whole")]
+    write_sweep(tmp_path, "mine", lines)
+    for trial in range(4):
+        write_trial(tmp_path, "a", trial, test=A[trial])
+        write_trial(tmp_path, "b_2", trial, test=B[trial])
+        write_trial(tmp_path, "other seed", trial, test=A[trial], changes={"seed": 8})
+        write_trial(tmp_path, "whole", trial, test=WHOLE[trial], size=(1000, 1000))
+    (sweep,) = read_results(tmp_path)
+    return make_table(sweep)
+
+
+A, B, WHOLE = (0.5, 0.52, 0.49, 0.51), (0.55, 0.58, 0.53, 0.57), (0.6, 0.63, 0.58, 0.61)
+
+
+def test_differences_are_paired_and_those_of_scipy(compared):
+    rows = list(csv.DictReader(io.StringIO(to_csv(compared))))
+    assert [row["line"] for row in rows] == ["a", "b_2", "other seed", "whole"]
+    assert {row["against"] for row in rows} == {"whole"}
+    for row, values in zip(rows, (A, B), strict=False):
+        low, high = stats.t.interval(0.95, 3, np.mean(values), stats.sem(values))
+        assert [float(row[name]) for name in ("low", "high")] == pytest.approx([low, high])
+        known = stats.ttest_rel(values, WHOLE)
+        assert float(row["p_value"]) == pytest.approx(known.pvalue, rel=1e-6)
+        ends = [float(row[f"difference_{end}"]) for end in ("low", "high")]
+        assert ends == pytest.approx(list(known.confidence_interval(0.95)))
+    assert rows[2]["difference"] == rows[3]["difference"] == ""
+
+
+def test_the_reference_is_named_and_arms_with_other_clients_have_no_difference(compared):
+    place = compared.header.index("difference (points)")
+    told = [cells[place : place + 2] for cells in compared.cells]
+    assert told == [
+        ("-10.0 ± 1.3", "<0.001"),
+        ("-4.75 ± 0.80", "<0.001"),
+        ("-", "-"),
+        ("reference", "-"),
+    ]
+
+
+def test_the_latex_table_has_the_cells_of_the_table(compared):
+    text = to_latex(compared)
+    assert "b\\_2 & 0.10 & 55.8 $\\pm$ 3.5 & 2.22 & $-$4.75 $\\pm$ 0.80 & $<$0.001" in text
+    assert len({line.count("&") for line in text.splitlines() if "&" in line}) == 1
+
+
+def test_a_grid_of_rates_is_no_comparison(tmp_path):
+    lines = [("", name, None, name) for name in ("a", "b")]
+    write_sweep(tmp_path, "mine", lines, figures=["grid"])
+    for trial in range(2):
+        write_trial(tmp_path, "a", trial, changes={"client.lr": 1.0})
+        write_trial(tmp_path, "b", trial, changes={"client.lr": 2.0})
+    (sweep,) = read_results(tmp_path)
+    assert "difference (points)" not in make_table(sweep).header
 
 
 def test_what_is_lacking_is_said(cnn):

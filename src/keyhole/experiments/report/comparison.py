@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,27 +9,25 @@ from typing import TypeAlias
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from keyhole.errors import InputError
+from keyhole.experiments.report.results import INTERVALS
 from keyhole.experiments.report.style import (
     WIDTH,
-    SeriesStyle,
     add_legend,
+    draw_curve,
     drawing,
     label_metric,
-    line_width,
     new_figure,
     scale_sizes,
     series_styles,
     spans_decades,
-    write_number,
 )
+from keyhole.experiments.report.writing import write_number
 from keyhole.experiments.statistics import Spread
 from keyhole.files import make_directory, storage_errors
 
-_MARKS = 8  # on one line; more would hide it
 _UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "KB"), (1.0, "bytes"))
 Drawing: TypeAlias = Figure
 """What drawing functions return: matplotlib's figure, bound to no window."""
@@ -53,9 +50,6 @@ class PlacedCurve:
 def draw_comparison(curves: Mapping[str, PlacedCurve], metric: str, against: str) -> Drawing:
     """Draws a line at the mean of each run and a shade over the 95 % interval of that mean.
 
-    Lines that coincide stay visible: the first is the widest, and each shows at the rims of the
-    next.
-
     Args:
         curves: label -> curve.
         metric: for the y axis.
@@ -67,7 +61,14 @@ def draw_comparison(curves: Mapping[str, PlacedCurve], metric: str, against: str
         figure = new_figure(height=4.4, width=0.8 * WIDTH)
         axes = figure.subplots()
         handles = [
-            _draw_line(axes, curve, styles[label], unit, place, len(curves))
+            draw_curve(
+                axes,
+                [x / unit for x in curve.at],
+                curve.spreads,
+                styles[label],
+                place,
+                len(curves),
+            )
             for place, (label, curve) in enumerate(curves.items())
         ]
         label_metric(axes, metric, "")
@@ -79,26 +80,10 @@ def draw_comparison(curves: Mapping[str, PlacedCurve], metric: str, against: str
             axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
             axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: write_number(value)))
         has_band = any(spread.half_width for curve in curves.values() for spread in curve.spreads)
-        note = "shade: 95 % interval of the mean" if has_band else ""
+        note = INTERVALS if has_band else ""
         if note or len(curves) > 1:
             add_legend(figure, handles, list(curves), note)
     return figure
-
-
-def _draw_line(
-    axes: Axes, curve: PlacedCurve, style: SeriesStyle, unit: float, place: int, count: int
-) -> Line2D:
-    """Draws one line and its band; marks of different lines are shifted against each other."""
-    every = max(1, math.ceil(len(curve.at) / _MARKS))
-    at = [x / unit for x in curve.at]
-    means = [spread.mean for spread in curve.spreads]
-    halves = [spread.half_width or 0.0 for spread in curve.spreads]
-    (line,) = axes.plot(at, means, markevery=(int(place / count * every), every), **style.line())
-    line.set_linewidth(line_width(place, count))
-    low = [mean - half for mean, half in zip(means, halves, strict=True)]
-    high = [mean + half for mean, half in zip(means, halves, strict=True)]
-    axes.fill_between(at, low, high, color=style.color, alpha=0.18, linewidth=0)
-    return line
 
 
 def _unit(curves: Mapping[str, PlacedCurve]) -> tuple[float, str]:

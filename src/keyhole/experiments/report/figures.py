@@ -29,34 +29,32 @@ from keyhole.errors import InputError
 from keyhole.experiments.report.frontier import draw_frontier
 from keyhole.experiments.report.results import (
     INCOMPLETE,
+    INTERVALS,
     OVERVIEW,
     Curve,
     Series,
     SweepResults,
+    join_notes,
 )
 from keyhole.experiments.report.style import (
-    NOTHING,
     WIDTH,
     SeriesStyle,
     add_legend,
+    draw_curve,
     draw_points,
     drawing,
-    is_share,
     label_metric,
-    line_width,
-    metric_name,
     new_figure,
     scale_sizes,
     scale_x,
     series_styles,
     shorten_names,
     spans_decades,
-    write_number,
 )
+from keyhole.experiments.report.writing import NOTHING, is_share, metric_name, write_number
 from keyhole.experiments.statistics import Spread
 
 _PANELS_IN_A_ROW = 3
-_MARKS = 8  # on one line; more would hide it
 _NEAR = 6.0  # pixels within which points hide each other
 _STEP = 8.0  # points between the marks of such points, side by side
 
@@ -69,7 +67,7 @@ def draw_curves(
     incomplete: Sequence[str] = (),
     empty: str = "not evaluated yet",
 ) -> Figure:
-    """Draws a dark line at the mean and a shade of one deviation to each side.
+    """Draws a line at the mean and a shade over its 95 % interval.
 
     Args:
         panels: title of a panel -> label -> curve; `mean_curve` makes curves from runs.
@@ -88,14 +86,19 @@ def draw_curves(
         for axes, (title, lines) in zip(grid.flat, panels.items(), strict=False):
             axes.set_title(title)
             for label, curve in lines.items():
-                shift = labels.index(label) / len(labels)
-                handles.setdefault(label, _draw_curve(axes, curve, styles[label], shift))
+                place = labels.index(label)
+                drawn = draw_curve(
+                    axes, curve.rounds, curve.spreads, styles[label], place, len(labels)
+                )
+                handles.setdefault(label, drawn)
         _finish_axes(figure, list(grid.flat), len(panels), columns, metric, split)
         for axes, lines in zip(grid.flat, panels.values(), strict=False):
             if not any(curve.rounds for curve in lines.values()):
                 _write_empty(axes, empty)
         names = [f"{label} *" if label in incomplete else label for label in labels]
-        note = INCOMPLETE if incomplete else ""
+        curves = [curve for lines in panels.values() for curve in lines.values()]
+        has_band = any(spread.half_width for curve in curves for spread in curve.spreads)
+        note = join_notes(INTERVALS if has_band else "", INCOMPLETE if incomplete else "")
         add_legend(figure, [handles[label] for label in labels], names, note)
     return figure
 
@@ -134,17 +137,6 @@ def _shape(panels: int) -> tuple[int, int]:
     """Rows and columns that leave the fewest places empty: four panels are two by two."""
     rows = max(1, math.ceil(panels / _PANELS_IN_A_ROW))
     return rows, max(1, math.ceil(panels / rows))
-
-
-def _draw_curve(axes: Axes, curve: Curve, style: SeriesStyle, shift: float) -> Line2D:
-    """Draws one line and its shade; marks of different lines are shifted against each other."""
-    every = max(1, math.ceil(len(curve.rounds) / _MARKS))
-    marks = (int(shift * every), every)
-    line = axes.plot(curve.rounds, curve.mean, markevery=marks, **style.line())[0]
-    low = [m - d for m, d in zip(curve.mean, curve.deviation, strict=True)]
-    high = [m + d for m, d in zip(curve.mean, curve.deviation, strict=True)]
-    axes.fill_between(curve.rounds, low, high, color=style.color, alpha=0.18, linewidth=0)
-    return line
 
 
 def _finish_axes(
@@ -241,8 +233,8 @@ def draw_runs(sweep: SweepResults) -> Figure:
         *left, right = figure.subplots(1, len(metrics) + 1)
         for axes, metric in zip(left, metrics, strict=True):
             for place, (line, style) in enumerate(zip(sweep.lines, styles, strict=True)):
-                drawn = _draw_curve(axes, line.curve_of(metric), style, place / len(styles))
-                drawn.set_linewidth(line_width(place, len(styles)))
+                curve = line.curve_of(metric)
+                draw_curve(axes, curve.rounds, curve.spreads, style, place, len(styles))
             _finish_rounds(axes, sweep)
             label_metric(axes, metric, "" if _is_own(sweep, metric) else sweep.split)
         points = [_draw_cost(right, *pair) for pair in zip(sweep.lines, styles, strict=True)]
@@ -351,7 +343,7 @@ def draw_grid(sweep: SweepResults) -> Figure:
         split = sweep.split if any(line.last for line in sweep.lines) else "test"
         unit = " (%)" if is_share(sweep.metric) else ""
         text = f"{split} {metric_name(sweep.metric)}{unit}, best cell framed".strip()
-        figure.suptitle(f"{text}\n{sweep.note}".rstrip(), fontsize=10)
+        figure.suptitle(f"{text}\n{sweep.star_note}".rstrip(), fontsize=10)
     return figure
 
 

@@ -7,7 +7,7 @@ Labels are placed where they hide neither a point nor a line nor another label.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import TypeAlias
 
@@ -55,7 +55,11 @@ _NEAR = 12.0  # pixels within which two points with one label need it once
 
 
 def place_labels(
-    axes: Axes, series: Sequence[Sequence[Point]], labels: Sequence[Sequence[str]], color: str
+    axes: Axes,
+    series: Sequence[Sequence[Point]],
+    labels: Sequence[Sequence[str]],
+    color: str,
+    bars: Sequence[Sequence[Point]] = (),
 ) -> None:
     """Writes a label beside each point of each series, greedily at the first free offset.
 
@@ -63,6 +67,7 @@ def place_labels(
         axes: with limits and scales set, in a figure that is otherwise complete.
         series: the points of each line, in data units, in the order in which they are joined.
         labels: one for each point; a point near another with the same label gets none.
+        bars: both ends of each, which labels keep off, too.
     """
     figure = axes.get_figure(root=True)
     assert figure is not None
@@ -71,13 +76,14 @@ def place_labels(
     to_pixels = axes.transData.transform
     lines = [[(float(x), float(y)) for x, y in map(to_pixels, points)] for points in series]
     marks = [Bbox([[x, y], [x, y]]).padded(_POINT) for points in lines for x, y in points]
+    drawn = [*lines, *([(float(x), float(y)) for x, y in map(to_pixels, bar)] for bar in bars)]
     taken: list[Bbox] = []
     done: list[tuple[str, Point]] = []
     for points, pixels, names in zip(series, lines, labels, strict=True):
         for point, pixel, name in zip(points, pixels, names, strict=True):
             if not any(name == other and _is_near(pixel, at) for other, at in done):
                 done.append((name, pixel))
-                taken.append(_place(axes, point, name, color, marks + taken, lines))
+                taken.append(_place(axes, point, name, color, marks + taken, drawn))
 
 
 def _place(
@@ -149,8 +155,15 @@ def draw_frontier(sweep: SweepResults) -> Figure:
         note = f"at the points: {named}\n{sweep.note}" if named else sweep.note
         add_legend(figure, handles, names, note.rstrip())
         points = [[_point(line) for line in lines] for lines in shown.values()]
-        place_labels(axes, points, labels, "#333333")
+        place_labels(axes, points, labels, "#333333", _bars(shown.values()))
     return figure
+
+
+def _bars(panels: Iterable[Sequence[Series]]) -> list[list[Point]]:
+    """Both ends of the 95 % interval of each point that has one."""
+    lines = [line for lines in panels for line in lines]
+    ends = [(_point(line)[0], line.test.interval) for line in lines if line.test]
+    return [[(x, interval[0]), (x, interval[1])] for x, interval in ends if interval]
 
 
 def _short_labels(labels: list[list[str]]) -> tuple[str, list[list[str]]]:

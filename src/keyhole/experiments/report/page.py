@@ -11,28 +11,30 @@ from typing import Any
 
 from keyhole.experiments.report import privacy
 from keyhole.experiments.report.figures import draw_sweep
+from keyhole.experiments.report.paper import find_finding
 from keyhole.experiments.report.privacy import PriceTable, draw_privacy
 from keyhole.experiments.report.results import SweepResults, Trial
 from keyhole.experiments.report.style import save_figure
 from keyhole.experiments.report.tables import (
+    HOW,
     ReportTable,
-    find_finding,
     make_table,
+    to_csv,
     to_html,
+    to_latex,
     to_markdown,
 )
 from keyhole.files import make_directory, storage_errors
 
 CAPTIONS: Mapping[str, str] = {
-    "curves": "Over rounds: the line is the mean over trials, the shade one sample "
-    "standard deviation to each side.",
+    "curves": "Over rounds: the line is the mean over trials, the shade its 95 % interval.",
     "final": "Left: size of a client's model over the server's. Right: test metric, mean over "
-    "trials with bars of one sample standard deviation.",
-    "frontier": "Test metric against the size that clients hold; bars are one sample standard "
-    "deviation.",
+    "trials with bars over its 95 % interval.",
+    "frontier": "Test metric against the size that clients hold; bars are 95 % intervals of the "
+    "mean over trials.",
     "grid": "Each cell is the mean over trials for one pair of learning rates.",
     "overview": "Each metric over rounds, and the first against what a client receives and sends "
-    "in a round.",
+    "in a round; shades and bars are 95 % intervals of the mean over trials.",
 }
 _MAX_VALUES = 6  # of one setting; a grid of rates has more than a reader wants to see in a line
 
@@ -113,8 +115,8 @@ def make_page(name: str, sections: Sequence[Section]) -> str:
 </head>
 <body>
 <h1>{escape(title)}</h1>
-<p>Federated select, our runs beside the paper's. ± is the sample standard deviation over trials;
-a single trial has none. The paper's numbers are its own, at its own scale, over 5 trials.</p>
+<p>Federated select, our runs beside the paper's. {escape(HOW)} The paper's numbers are its own, at
+its own scale: mean ± sample standard deviation over 5 trials.</p>
 {_contents(sections)}
 {"".join(map(_section, sections))}</body>
 </html>
@@ -209,20 +211,26 @@ def _values(values: Iterable[Any]) -> str:
 
 
 def write_section(sweep: SweepResults, to: Path) -> tuple[Section, list[Path]]:
-    """Writes the figures and the Markdown table of a sweep to a directory, which is made if it is
-    not there. Returns what the page shows of the sweep, and the files: `<sweep>-<kind>.png`,
-    `.svg`, `<sweep>.md`."""
+    """Writes the figures and the table of a sweep to a directory, which is made if it is not there.
+    Returns what the page shows of the sweep, and the files: `<sweep>-<kind>.png`, `.svg`,
+    `<sweep>.md`, `.csv`, `.tex`."""
     make_directory(to)
     table = make_table(sweep)
     saved = {
         kind: save_figure(figure, to / f"{sweep.name}-{kind}")
         for kind, figure in draw_sweep(sweep).items()
     }
-    text, finding = to / f"{sweep.name}.md", find_finding(sweep.name)
+    finding = find_finding(sweep.name)
     said = f"The paper ({finding.source}): {finding.text}\n\n" if finding else ""
-    _write(text, said + to_markdown(table))
+    texts = {
+        to / f"{sweep.name}.md": said + to_markdown(table),
+        to / f"{sweep.name}.csv": to_csv(table),
+        to / f"{sweep.name}.tex": to_latex(table),
+    }
+    for path, text in texts.items():
+        _write(path, text)
     section = Section(sweep, table, {kind: svg.read_bytes() for kind, (_, svg) in saved.items()})
-    return section, [path for paths in saved.values() for path in paths] + [text]
+    return section, [*(path for paths in saved.values() for path in paths), *texts]
 
 
 def write_page(name: str, sections: list[Section], to: Path) -> Path:

@@ -29,7 +29,7 @@ from keyhole.experiments.report.style import (
     new_figure,
     series_styles,
 )
-from keyhole.experiments.report.tables import markdown_table
+from keyhole.experiments.report.writing import markdown_table
 from keyhole.planner.prices import break_even, price_all, price_of
 from keyhole.pricing import Workload
 

@@ -1,4 +1,4 @@
-"""Holds the results of sweeps and of runs, with means and deviations over trials.
+"""Holds the results of sweeps and of runs, with means, intervals and differences over trials.
 
 A sweep is a figure or table of the paper; a line is one arm of it (one setting); a trial is one run
 of an arm. An arm may be a line of several sweeps. Runs of `keyhole train` that no sweep names are
@@ -13,7 +13,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias, get_args
 
-from keyhole.experiments.statistics import Spread, spread_of
+from keyhole.experiments.statistics import ArmTrials, Difference, Spread, differences, spread_of
 from keyhole.rounds.fields import flatten
 from keyhole.rounds.spec import RunSpec
 
@@ -21,6 +21,7 @@ Kind: TypeAlias = Literal["curves", "final", "frontier", "grid"]
 FIGURES: tuple[Kind, ...] = get_args(Kind)
 """The kinds of figure that a sweep may ask for."""
 INCOMPLETE = "* some trials are missing or unfinished: see the table"
+INTERVALS = "shades and bars: 95 % interval of the mean over trials"
 OVERVIEW = "overview"
 """The kind of figure that shows runs which no sweep names."""
 
@@ -41,11 +42,6 @@ class Curve:
     def mean(self) -> tuple[float, ...]:
         """The means, one for each of `rounds`."""
         return tuple(spread.mean for spread in self.spreads)
-
-    @property
-    def deviation(self) -> tuple[float, ...]:
-        """The deviations, one for each of `rounds`; zero where there is one trial."""
-        return tuple(spread.deviation or 0.0 for spread in self.spreads)
 
 
 def mean_curve(trials: Sequence[Mapping[int, float]]) -> Curve:
@@ -194,6 +190,19 @@ class Series:
         return spread_of([r.metrics[metric] for r in self.results if metric in r.metrics])
 
     @property
+    def metrics(self) -> tuple[str, ...]:
+        """The metrics on the test split that some trial has, the main one first."""
+        known = {name for result in self.results for name in result.metrics}
+        return tuple(sorted(known, key=lambda name: (name != self.metric, name)))
+
+    @property
+    def arm_trials(self) -> ArmTrials:
+        """The finished trials, as differences are taken between arms."""
+        met = {str((trial.spec.seed, trial.run.get("dataset"))) for trial in self.trials}
+        found = {t.number: t.result.metrics for t in self.trials if t.result is not None}
+        return ArmTrials(met, found)
+
+    @property
     def last(self) -> Spread | None:
         """The last point of the curve."""
         return self.curve.spreads[-1] if self.curve.spreads else None
@@ -249,6 +258,22 @@ class SweepResults:
         panels = {name: tuple(line for line in self.lines if line.panel == name) for name in names}
         return MappingProxyType(panels)
 
+    def reference(self, panel: str) -> Series | None:
+        """Returns the line that the others of a panel are measured against: of those with a
+        result, the first whose clients hold the largest model. A grid of rates has none."""
+        lines = [line for line in self.panels[panel] if line.finished]
+        if not lines or self.figures == ("grid",):
+            return None
+        return max(lines, key=lambda line: line.relative_size or 0.0)
+
+    def differences(self, line: Series) -> dict[str, Difference]:
+        """Returns metric -> what a line has more than the reference of its panel, trial by trial;
+        nothing of that line itself."""
+        first = self.reference(line.panel)
+        if first is None or first is line:
+            return {}
+        return differences(first.arm_trials, line.arm_trials)
+
     @property
     def is_sweep(self) -> bool:
         """Whether a sweep asked for the lines, rather than `keyhole train` one by one."""
@@ -270,6 +295,17 @@ class SweepResults:
         return name if all(map(self.is_complete, lines)) else f"{name} *"
 
     @property
-    def note(self) -> str:
+    def star_note(self) -> str:
         """What a star means, where there is one."""
         return "" if all(map(self.is_complete, self.lines)) else INCOMPLETE
+
+    @property
+    def note(self) -> str:
+        """What bands, bars and stars mean, where there are any."""
+        has_interval = any(len(line.finished or line.trials) > 1 for line in self.lines)
+        return join_notes(INTERVALS if has_interval else "", self.star_note)
+
+
+def join_notes(*notes: str) -> str:
+    """Returns notes on a figure, one below the other; empty ones are left out."""
+    return "\n".join(note for note in notes if note)

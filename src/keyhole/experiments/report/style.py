@@ -1,5 +1,4 @@
-"""Sets what figures and tables share: colours, dashes, axes, how numbers are written, and how a
-figure becomes files.
+"""Sets what figures share: colours, dashes, lines with bands, axes, and how a figure becomes files.
 
 Series are told apart three times: by lightness (one colour map from dark to light, so the order
 survives grey-scale printing and colour blindness), by marker, and by dashes.
@@ -32,6 +31,7 @@ from matplotlib.ticker import (
     NullLocator,
 )
 
+from keyhole.experiments.report.writing import is_share, metric_name, write_number
 from keyhole.experiments.statistics import Spread
 from keyhole.files import storage_errors
 
@@ -44,6 +44,7 @@ _HANDLE_WIDTH = 6.2  # of a legend's handle and the space around it, in units of
 _ROWS, _ROW_HEIGHT = 3, 0.21  # of a legend that a figure has room for; inches of each further row
 _MAX_LABEL = 70  # characters on one line of a legend
 
+_MARKS = 8  # on one line; more would hide it
 _LINE = 1.8  # points
 _BAND = 3.0  # points that the first of several lines is wider than the last
 
@@ -125,15 +126,46 @@ def line_width(place: int, count: int) -> float:
     return _LINE + _BAND * (1 - (place + 1) / count)
 
 
+def draw_curve(
+    axes: Axes,
+    at: Sequence[float],
+    spreads: Sequence[Spread],
+    style: SeriesStyle,
+    place: int,
+    count: int,
+) -> Line2D:
+    """Draws the means and a band over their 95 % intervals, one of several lines.
+
+    Lines that coincide stay visible: each shows at the rims of the next, and their marks are
+    shifted against each other.
+
+    Args:
+        at: where each mean stands on the x axis.
+        place: of the line among `count` others.
+    """
+    every = max(1, math.ceil(len(at) / _MARKS))
+    means = [spread.mean for spread in spreads]
+    marks = (int(place / count * every), every)
+    (line,) = axes.plot(at, means, markevery=marks, **style.line())
+    line.set_linewidth(line_width(place, count))
+    halves = [spread.half_width or 0.0 for spread in spreads]
+    if any(halves):
+        low = [mean - half for mean, half in zip(means, halves, strict=True)]
+        high = [mean + half for mean, half in zip(means, halves, strict=True)]
+        axes.fill_between(at, low, high, color=style.color, alpha=0.18, linewidth=0)
+    return line
+
+
 def draw_points(
     axes: Axes,
     places: Sequence[float],
     spreads: Sequence[Spread | None],
     style: SeriesStyle,
 ) -> Line2D:
-    """Joins the means that are there, with bars of one deviation; returns what a legend shows."""
+    """Joins the means that are there, with bars over their 95 % intervals; returns what a legend
+    shows."""
     points = sorted(
-        (x, spread.mean, spread.deviation or 0.0)
+        (x, spread.mean, spread.half_width or 0.0)
         for x, spread in zip(places, spreads, strict=True)
         if spread is not None and math.isfinite(spread.mean)
     )
@@ -248,68 +280,3 @@ def save_figure(figure: Figure, path_stem: Path | str) -> list[Path]:
             nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
             figure.savefig(svg, format="svg", metadata=nothing)
     return [png, svg]
-
-
-NOTHING = "-"
-"""Stands where there is no number."""
-
-_SHARES = ("accuracy", "recall", "precision")
-
-
-def is_share(metric: str) -> bool:
-    """Whether a metric lies in 0..1 and is written in percent.
-
-    >>> is_share("recall_at_5"), is_share("loss")
-    (True, False)
-    """
-    return any(word in metric for word in _SHARES)
-
-
-def metric_name(metric: str) -> str:
-    """Returns a metric's name in words.
-
-    >>> metric_name("recall_at_5"), metric_name("accuracy_without_oov")
-    ('recall@5', 'accuracy without oov')
-    """
-    return metric.replace("_at_", "@").replace("_", " ")
-
-
-def write_number(value: float) -> str:
-    """Returns a setting as one would write it.
-
-    >>> write_number(10000.0), write_number(0.001), write_number(2.5)
-    ('10,000', '0.001', '2.5')
-    """
-    if value.is_integer() and abs(value) < 1e15:
-        return f"{int(value):,}"
-    return f"{value:.4g}"
-
-
-def write_share(value: float) -> str:
-    """Returns a relative size, with the paper's two decimals unless they would hide the size.
-
-    >>> write_share(0.5098), write_share(0.0010), write_share(1.0)
-    ('0.51', '0.0010', '1.00')
-    """
-    if 0 < value < 0.05:
-        return f"{value:.4f}" if value >= 0.0005 else f"{value:.1e}"
-    return f"{value:.2f}"
-
-
-def write_spread(spread: Spread | None, metric: str) -> str:
-    """Returns mean ± deviation, in percent with the paper's two decimals where it is a share.
-
-    >>> write_spread(Spread(0.7502, 0.0092, 5), "accuracy")
-    '75.02 ± 0.92'
-    >>> write_spread(Spread(1.25, None, 1), "loss")
-    '1.250'
-    """
-    if spread is None:
-        return NOTHING
-    if not math.isfinite(spread.mean):
-        return "not finite"
-    scale, digits = (100, 2) if is_share(metric) else (1, 3)
-    mean = f"{spread.mean * scale:.{digits}f}"
-    if spread.deviation is None:
-        return mean
-    return f"{mean} ± {spread.deviation * scale:.{digits}f}"

@@ -1,178 +1,57 @@
 """Makes tables: one row for each line of a sweep, the paper's number beside ours; one for each run,
 with what it cost and who learned what.
 
-One structure is written as Markdown, HTML or JSON.
-
-The paper's numbers are those of its Tables 2 and 3, means and standard deviations over 5 trials at
-its scale. Its figures print no numbers; what its text says of them is told here in our words.
+One structure is written as Markdown, HTML, LaTeX, CSV or JSON.
 """
 
 from __future__ import annotations
 
 import html
 import math
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 import msgspec
 
+from keyhole.experiments.report.paper import PaperNumber, find_number
 from keyhole.experiments.report.results import Costs, Series, SweepResults, Trial
-from keyhole.experiments.report.style import (
+from keyhole.experiments.report.writing import (
     NOTHING,
+    csv_table,
+    escape_markdown,
+    html_table,
     is_share,
+    latex_table,
+    markdown_table,
     metric_name,
+    write_deviation,
+    write_interval,
+    write_p_value,
     write_share,
-    write_spread,
 )
-from keyhole.experiments.statistics import Spread
+from keyhole.experiments.statistics import NUMBERS, Difference, Spread, numbers_of
 
-
-@dataclass(frozen=True)
-class PaperNumber:
-    """One row of a table of the paper: test accuracy in percent, its deviation over 5 trials, and
-    client over server size with two decimals."""
-
-    mean: float
-    deviation: float
-    relative_size: float
-    source: str
-
-    def __str__(self) -> str:
-        return f"{self.mean:.2f} ± {self.deviation:.2f}"
-
-
-@dataclass(frozen=True)
-class Finding:
-    """What the paper says of one experiment.
-
-    Args:
-        numbers: m -> row of a table, where there is one.
-        only: word that a line's name must hold to be the setting of the table.
-    """
-
-    source: str
-    text: str
-    numbers: Mapping[int, PaperNumber] = field(default_factory=dict)
-    only: str = ""
-
-
-_CNN = {  # m -> a row
-    4: PaperNumber(75.02, 0.92, 0.08, "Table 2"),
-    8: PaperNumber(81.92, 0.10, 0.14, "Table 2"),
-    16: PaperNumber(84.15, 0.12, 0.26, "Table 2"),
-    32: PaperNumber(85.66, 0.15, 0.51, "Table 2"),
-    64: PaperNumber(86.71, 0.06, 1.00, "Table 2"),
-}
-_2NN = {
-    10: PaperNumber(14.17, 0.78, 0.11, "Table 3"),
-    50: PaperNumber(50.61, 0.93, 0.30, "Table 3"),
-    100: PaperNumber(63.97, 0.32, 0.53, "Table 3"),
-    200: PaperNumber(74.93, 0.13, 1.00, "Table 3"),
-}
-
-FINDINGS: Mapping[str, Finding] = MappingProxyType(
-    {
-        "tag-recall": Finding(
-            "Figures 2 and 3",
-            "100 keys cost recall, but going from 1,000 keys to 10,000 gains little or nothing: "
-            "clients can hold a tenth of the model without loss. With m held fixed, a larger "
-            "vocabulary n generally raises recall and costs the clients nothing.",
-        ),
-        "tag-keys": Finding(
-            "Figure 4",
-            "All three ways end at similar recall, and Top is ahead of Random and Random Top "
-            "in every phase of training. The trials of Random differ most, and go on differing; "
-            "Random Top is hardly better than Random.",
-        ),
-        "emnist-cnn": Finding(
-            "Figure 5 (left) and Table 2",
-            "Accuracy grows with m, and many values of m come close to the whole model.",
-            _CNN,
-        ),
-        "emnist-2nn": Finding(
-            "Figure 5 (right) and Table 3",
-            "Accuracy falls steeply as m shrinks, far more than with the CNN.",
-            _2NN,
-        ),
-        "emnist-cnn-fixed": Finding(
-            "Figure 6 (left)",
-            "One set of keys for all clients of a round costs the CNN no accuracy to speak of.",
-            _CNN,
-            only="independent",
-        ),
-        "emnist-2nn-fixed": Finding(
-            "Figure 6 (right)",
-            "One set of keys for all clients of a round lowers the accuracy of the 2NN further.",
-            _2NN,
-            only="independent",
-        ),
-        "word-alpha": Finding(
-            "Figure 7",
-            "Random keys alone lose accuracy quickly and save little size. Structured keys keep "
-            "accuracy better, down to a size below which they cannot go. Mixed keys match "
-            "structured ones for large alpha and, for small alpha, extend the frontier to sizes "
-            "that the others do not reach.",
-        ),
-        "divisor": Finding(
-            "Equation 5",
-            "The paper divides every key's sum by the number of clients in the cohort and compares "
-            "no other divisor.",
-            _2NN,
-            only="over the cohort",
-        ),
-        "rates": Finding(
-            "Section 5.1",
-            "Client and server rate are tuned over 0.001 to 10 in powers of ten, without select, "
-            "by mean validation metric over 5 trials. The text does not print the chosen rates.",
-        ),
-    }
+HOW = (
+    "± is half the 95 % interval of the mean over trials (Student's t), sd their sample standard "
+    "deviation; one trial has neither. Differences are from the line of the panel whose clients "
+    "hold the largest model, trial by trial, with the p-value of a paired test, two-sided and not "
+    "corrected for how many there are."
 )
-"""Name of a sweep -> what the paper says of it."""
-
-
-def find_finding(sweep: str) -> Finding | None:
-    """Returns what the paper says of a sweep; the rates of every task are one experiment.
-
-    >>> find_finding("so-tag-rates").source
-    'Section 5.1'
-    """
-    return FINDINGS.get("rates" if sweep.endswith("-rates") else sweep)
-
-
-def find_number(sweep: str, panel: str, label: str) -> PaperNumber | None:
-    """Returns the paper's number for a line of a sweep, or None if it prints none; the label or the
-    panel names m, as in "m = 4".
-
-    >>> print(find_number("emnist-cnn", "CNN", "m = 4"))
-    75.02 ± 0.92
-    >>> find_number("emnist-cnn-fixed", "m = 4", "fixed") is None
-    True
-    """
-    finding, name = find_finding(sweep), f"{panel}, {label}"
-    named = re.search(r"\bm\s*=\s*([\d,]*\d)", name)
-    if finding is None or named is None or finding.only not in name.lower():
-        return None
-    return finding.numbers.get(int(named[1].replace(",", "")))
-
-
-def place_in_paper(sweep: str) -> tuple[int, str]:
-    """Returns what sorts sweeps as the paper tells them; those it does not have come last.
-
-    >>> sorted(["mine", "word-alpha", "tag-recall"], key=place_in_paper)
-    ['tag-recall', 'word-alpha', 'mine']
-    """
-    findings = list(FINDINGS.values())
-    finding = find_finding(sweep)
-    return (len(findings) if finding is None else findings.index(finding), sweep)
+"""How the numbers of a table were computed, for those who read it."""
+REFERENCE = "reference"
 
 
 @dataclass(frozen=True)
 class Row:
     """One line of a sweep: numbers of its finished trials, how many trials there are, and the
-    paper's number for the same setting. None stands for what is not there yet."""
+    paper's number for the same setting. None stands for what is not there yet.
+
+    Args:
+        tests: metric -> the same as `test`, for every metric that the line has.
+        differences: metric -> what the line has more than `against`, which shares its clients.
+        against: the label of that line in the panel; its own where it is that line.
+    """
 
     panel: str
     label: str
@@ -185,6 +64,9 @@ class Row:
     rounds: int | None
     minutes: float | None
     paper: PaperNumber | None
+    tests: Mapping[str, Spread] = field(default_factory=dict)
+    differences: Mapping[str, Difference] = field(default_factory=dict)
+    against: str = ""
 
     @property
     def trials(self) -> str:
@@ -247,7 +129,10 @@ class ReportTable:
         """The names of the columns; panels, costs and the paper's numbers only if there are any."""
         unit = " (%)" if is_share(self.metric) else ""
         further = self.runs[0].metrics if self.runs else ()
-        columns = ["relative size", *map(_test_column, (self.metric, *further))]
+        columns = ["relative size", _test_column(self.metric), f"sd{unit}"]
+        points = " (points)" if unit else ""
+        columns += [f"difference{points}", "p"] if self._has_differences else []
+        columns += map(_test_column, further)
         columns += ["KB down", "KB up", "epsilon"] if self.runs else []
         columns += ["trials", "rounds", "minutes a trial"]
         columns += [f"paper{unit}", "paper's size"] if self._has_paper else []
@@ -286,15 +171,29 @@ class ReportTable:
     def _has_paper(self) -> bool:
         return any(row.paper is not None for row in self.rows)
 
+    @property
+    def _has_differences(self) -> bool:
+        return any(row.differences for row in self.rows)
+
+    def _compared(self, row: Row, scale: float) -> list[str]:
+        """What a row has more than the reference of its panel, and the p-value."""
+        if row.against == row.label:
+            return [REFERENCE, NOTHING]
+        found = row.differences.get(self.metric)
+        spread, p = (found.spread, found.p_value) if found else (None, None)
+        return [write_interval(spread, scale, signed=True), write_p_value(p)]
+
     def _write(self, row: Row, run: RunFacts | None) -> tuple[str, ...]:
         """One row as text."""
         cells = [*(row.panel, row.label)[-len(self._names) :]]
         if run:
             cells = [row.label, run.delivery, run.aggregation, *run.settings.values()]
         cells.append(NOTHING if row.relative_size is None else write_share(row.relative_size))
-        cells.append(write_spread(row.test, self.metric))
+        scale = _scale(self.metric)
+        cells += [write_interval(row.test, scale), write_deviation(row.test, scale)]
+        cells += self._compared(row, scale) if self._has_differences else []
         if run:
-            cells += [write_spread(spread, metric) for metric, spread in run.metrics.items()]
+            cells += [write_interval(spread, _scale(name)) for name, spread in run.metrics.items()]
             cells += run.cells
         cells.append(row.trials)
         cells.append(NOTHING if row.rounds is None else f"{row.rounds:,}")
@@ -317,6 +216,11 @@ def make_table(sweep: SweepResults) -> ReportTable:
     return ReportTable(sweep.name, sweep.title, sweep.metric, rows, notes, runs)
 
 
+def _scale(metric: str) -> float:
+    """What a metric is multiplied by to be written."""
+    return 100.0 if is_share(metric) else 1.0
+
+
 def _test_column(metric: str) -> str:
     return f"test {metric_name(metric)}{' (%)' if is_share(metric) else ''}"
 
@@ -326,8 +230,7 @@ def _facts(sweep: SweepResults) -> Iterator[RunFacts]:
     told = [_settings_of(line.trials[0]) for line in sweep.lines]
     names = dict.fromkeys(name for each in told for name in each)
     differing = [name for name in names if len({each.get(name, NOTHING) for each in told}) > 1]
-    results = [result for line in sweep.lines for result in line.results]
-    metrics = sorted({m for result in results for m in result.metrics} - {sweep.metric})
+    metrics = sorted({m for line in sweep.lines for m in line.metrics} - {sweep.metric})
     for line, each in zip(sweep.lines, told, strict=True):
         first = line.trials[0]
         yield RunFacts(
@@ -355,52 +258,76 @@ def to_markdown(table: ReportTable) -> str:
     text = markdown_table([table.header, *table.cells], table.names)
     if table.learned:
         text += f"\nWho learned what:\n\n{markdown_table(table.learned, len(LEARNED))}"
-    notes = "".join(f"- {_escape(note)}\n" for note in table.notes)
+    text += f"\n{HOW}\n"
+    notes = "".join(f"- {escape_markdown(note)}\n" for note in table.notes)
     return f"{text}\n{notes}" if notes else text
 
 
-def markdown_table(rows: Sequence[Sequence[str]], names: int) -> str:
-    """Returns rows, of which the first is the header, as Markdown; the first columns hold names,
-    the others numbers, which are aligned to the right."""
-    marks = ["---"] * names + ["---:"] * (len(rows[0]) - names)
-    header, *others = (list(map(_escape, row)) for row in rows)
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in (header, marks, *others))
+def to_latex(table: ReportTable) -> str:
+    """Returns the table for LaTeX with the package booktabs, after a comment on its numbers."""
+    return f"% {HOW}\n{latex_table([table.header, *table.cells], table.names)}"
+
+
+_COSTS = ("bytes_down", "bytes_up", "epsilon")
+_COLUMNS = (
+    *("panel", "line", "metric"),
+    *NUMBERS,
+    *("against", "relative_size", "rounds", "minutes_a_trial", *_COSTS),
+    *("paper_mean", "paper_deviation"),
+)
+
+
+def to_csv(table: ReportTable) -> str:
+    """Returns the numbers, unrounded, with a row for each line and metric; shares as shares."""
+    rows = []
+    runs = table.runs or (None,) * len(table.rows)
+    for row, run in zip(table.rows, runs, strict=True):
+        costs, paper = run.costs if run else None, row.paper
+        told = {
+            "panel": row.panel,
+            "line": row.label,
+            "against": row.against,
+            "relative_size": row.relative_size,
+            "rounds": row.rounds,
+            "minutes_a_trial": row.minutes,
+            **{name: getattr(costs, name) if costs else None for name in _COSTS},
+        }
+        for metric in row.tests or (table.metric,):
+            is_papers = paper is not None and metric == table.metric
+            printed = (paper.mean / 100, paper.deviation / 100) if paper and is_papers else ("", "")
+            numbers = numbers_of(row.tests.get(metric), row.differences.get(metric))
+            more = dict(zip(_COLUMNS[-2:], printed, strict=True))
+            rows.append({**told, "metric": metric, **numbers, **more})
+    return csv_table(_COLUMNS, rows)
 
 
 def to_html(table: ReportTable) -> str:
     """Returns an HTML table, who learned what in runs, and a list of what is lacking."""
     rows = table.rows
     classes = ["" if row.finished == row.planned else ' class="incomplete"' for row in rows]
-    text = _html_table([table.header, *table.cells], table.names, classes)
+    text = html_table([table.header, *table.cells], table.names, classes)
     if table.learned:
         empty = [""] * (len(table.learned) - 1)
-        text += f"<h3>Who learned what</h3>\n{_html_table(table.learned, len(LEARNED), empty)}"
+        text += f"<h3>Who learned what</h3>\n{html_table(table.learned, len(LEARNED), empty)}"
     notes = "".join(f"<li>{html.escape(note)}</li>\n" for note in table.notes)
     return f'{text}<ul class="lacking">\n{notes}</ul>\n' if notes else text
-
-
-def _html_table(rows: Sequence[Sequence[str]], names: int, classes: Sequence[str]) -> str:
-    """Rows, of which the first is the header; `classes` are attributes of the others."""
-    head = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in rows[0])
-    body = "\n".join(
-        f"<tr{kind}>{''.join(f'<td>{html.escape(cell)}</td>' for cell in cells)}</tr>"
-        for kind, cells in zip(classes, rows[1:], strict=True)
-    )
-    return (
-        f'<div class="table"><table class="names-{names}">\n<thead><tr>{head}</tr></thead>\n'
-        f"<tbody>\n{body}\n</tbody>\n</table></div>\n"
-    )
 
 
 def to_json(table: ReportTable) -> dict[str, Any]:
     """Returns the table as plain values; shares as shares, what is not finite as None."""
     plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(table))
+    for row, told in zip(table.rows, plain["rows"], strict=True):
+        found = {m: numbers_of(spread, row.differences.get(m)) for m, spread in row.tests.items()}
+        told["tests"] = msgspec.json.decode(msgspec.json.encode(found))
+        del told["differences"]
     if not table.runs:
         del plain["runs"]
     return plain
 
 
 def _make_row(sweep: SweepResults, line: Series) -> Row:
+    reference = sweep.reference(line.panel)
+    tests = {metric: line.test_of(metric) for metric in line.metrics}
     return Row(
         panel=line.panel,
         label=line.label,
@@ -413,6 +340,9 @@ def _make_row(sweep: SweepResults, line: Series) -> Row:
         rounds=max((trial.rounds for trial in line.trials), default=None),
         minutes=line.minutes,
         paper=find_number(sweep.name, line.panel, line.label),
+        tests={metric: spread for metric, spread in tests.items() if spread is not None},
+        differences=sweep.differences(line),
+        against=reference.label if reference else "",
     )
 
 
@@ -446,8 +376,3 @@ def _meaning(line: Series) -> str:
     if line.trials:
         return "It has no result yet; its curve is over the unfinished."
     return "It has no result yet."
-
-
-def _escape(text: str) -> str:
-    """Text as Markdown shows it: nothing in it is markup or ends a cell."""
-    return re.sub(r"([\\`*_\[\]|])", r"\\\1", html.escape(text, quote=False))
