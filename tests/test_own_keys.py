@@ -1,6 +1,7 @@
 """docs/own-keys.md: its code runs, prints what it says, and the choice takes ten lines."""
 
 import re
+from dataclasses import fields
 
 from tests.helpers import ROOT
 
@@ -23,10 +24,13 @@ def test_the_choice_takes_ten_lines_at_most():
     assert len([line for line in strategy.splitlines() if line.strip()]) <= 10
 
 
-def test_every_choice_of_the_library_is_on_the_page():
+def test_every_choice_and_all_that_it_is_told_are_on_the_page():
     from keyhole import keys
 
-    for name in re.findall(r"^\| `(\w+)", PAGE, re.M):
+    facts, brought = PAGE.split("## What keyhole brings")
+    for name in re.findall(r"^\| `(\w+)", brought, re.M):
         assert hasattr(keys, name), name
+    told = {field.name for field in fields(keys.KeyContext)} | {"space"}
+    assert set(re.findall(r"^\| `(\w+)", facts, re.M)) == told
     for choice in keys.CHOICES.values():
         assert f"| `{choice.__name__}`" in PAGE

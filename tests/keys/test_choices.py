@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from keyhole.errors import InputError
 from keyhole.keys.choice import KeyContext, KeyCounts, draw_distinct
-from keyhole.keys.sampled import every, independent
+from keyhole.keys.sampled import every, independent, nested, rolling, rolling_by
 from keyhole.keys.structured import (
     CHOICES,
     always,
@@ -30,7 +30,11 @@ DRAWN = {
     "special words before random ones": always([0], independent),
     "with negatives": with_negatives(top, 0.4),
     "all of it": with_negatives(always([0], random_top), 0.3),
+    "rolling": rolling,
+    "rolling by five": rolling_by(5),
+    "nested": nested,
 }
+OTHERS = ("rolling", "nested")  # of other papers
 
 
 @st.composite
@@ -78,7 +82,7 @@ def test_structured_keys_are_the_clients_own_and_as_many_as_it_has(choice, count
     assert len(keys) == min(m, len(counts.keys))
 
 
-@pytest.mark.parametrize("choice", [top, random_own, independent])
+@pytest.mark.parametrize("choice", [top, random_own, independent, rolling, nested])
 @given(counts=COUNTS, m=NUMBERS, seed=SEEDS)
 def test_fewer_keys_are_the_first_of_more(choice, counts, m, seed):
     fewer, more = (choice(within(counts, n, seed)) for n in (m, m + 1))
@@ -124,6 +128,42 @@ def test_independent_keys_are_uniform_as_sets_and_in_order():
     assert np.sum((pairs - expected) ** 2 / expected) < 29 + 4 * 58**0.5
 
 
+def rolled(choice, num_keys, m, rounds):
+    """How often each key is chosen in some rounds, by two clients that choose alike."""
+    found = np.zeros(num_keys, int)
+    for t in range(rounds):
+        counts = KeyCounts.of(KeySpace("neuron", num_keys), np.array([t % num_keys]))
+        one, other = (choice(KeyContext(counts, m, rng(c), round=t, client=c)) for c in (0, 1))
+        np.testing.assert_array_equal(one, other)
+        found[one] += 1
+    return found.tolist()
+
+
+@pytest.mark.parametrize(("num_keys", "m"), [(12, 3), (12, 12), (7, 3), (5, 1)])
+def test_a_rolling_window_chooses_every_key_equally_often(num_keys, m):
+    """In K rounds, one key at a time; in K / m rounds where it moves by its width."""
+    assert rolled(rolling, num_keys, m, num_keys) == [m] * num_keys
+    if num_keys % m == 0:
+        assert rolled(rolling_by(m), num_keys, m, num_keys // m) == [1] * num_keys
+
+
+@given(counts=COUNTS, small=NUMBERS, large=NUMBERS, t=st.integers(0, 100))
+def test_the_keys_of_a_smaller_device_begin_those_of_a_larger_one(counts, small, large, t):
+    for choice in (nested, rolling):
+        few, many = (choice(KeyContext(counts, m, rng(0), round=t)) for m in sorted((small, large)))
+        np.testing.assert_array_equal(few, many[: len(few)])
+    held = min(large, counts.space.num_keys)
+    assert nested(KeyContext(counts, large, rng(0), round=t)).tolist() == list(range(held))
+
+
+def test_a_window_goes_on_past_the_last_key_of_the_largest_space():
+    counts = KeyCounts.none(KeySpace("row", 2**63))
+    keys = rolling(KeyContext(counts, 3, rng(0), round=2**63 - 2)).tolist()
+    assert keys == [2**63 - 2, 2**63 - 1, 0]
+    with pytest.raises(InputError, match="step"):
+        rolling_by(0)
+
+
 def test_random_own_keys_are_uniform():
     """Each of 5 keys is among 2 of 5 with probability 0.4; five standard deviations of a count."""
     counts = KeyCounts.of(KeySpace("word", 100), np.array([3, 3, 3, 9, 27, 81, 82]))
@@ -150,12 +190,12 @@ def test_a_draw_is_the_beginning_of_a_shuffle(below, count, seed):
     np.testing.assert_array_equal(draw_distinct(below, count, rng(seed)), everything[:count])
 
 
-def test_choices_have_the_names_of_the_paper():
-    assert list(CHOICES) == ["top", "random", "random-top", "independent", "all"]
+def test_choices_have_the_names_of_the_papers():
+    assert list(CHOICES) == ["top", "random", "random-top", "independent", "all", *OTHERS]
     assert choice_named("Top") is top
 
 
 def test_a_name_that_is_no_choice_is_refused_with_those_that_are():
-    message = "got 'best'; expected top, random, random-top, independent, all"
+    message = "got 'best'; expected top, random, random-top, independent, all, rolling, nested"
     with pytest.raises(InputError, match=message):
         choice_named("best")

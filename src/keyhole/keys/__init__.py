@@ -2,7 +2,15 @@
 
 from keyhole.keys.budget import DeviceClass, assign_device, keys_within, share_of_keys
 from keyhole.keys.choice import Choice, ClientContext, KeyContext, KeyCounts, choose_with
-from keyhole.keys.sampled import count_buckets, every, independent, whole_buckets
+from keyhole.keys.sampled import (
+    count_buckets,
+    every,
+    independent,
+    nested,
+    rolling,
+    rolling_by,
+    whole_buckets,
+)
 from keyhole.keys.structured import (
     CHOICES,
     always,
@@ -29,8 +37,11 @@ __all__ = [
     "every",
     "independent",
     "keys_within",
+    "nested",
     "random_own",
     "random_top",
+    "rolling",
+    "rolling_by",
     "sampled_correction",
     "share_of_keys",
     "top",

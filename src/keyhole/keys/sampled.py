@@ -3,6 +3,9 @@
 Nothing in the pixels of an image names a filter. Every client draws keys of its own, or all clients
 of a round draw the same ones ("fixed" in section 5.3): that is `RunParts.shared_keys`.
 
+`rolling` and `nested` are the sub-models of other papers: a window that moves with the rounds, and
+the first keys, of which larger devices hold more.
+
 With groups, fewer slices need to be made (section 6). Either the groups are the keys of the model,
 as with `select_buckets`: then a client counts buckets and any choice picks among them. Or the model
 is cut by single keys and a client takes all members of the buckets it picks, so that what its keys
@@ -19,6 +22,7 @@ from keyhole.arrays import KeyArray
 from keyhole.errors import InputError
 from keyhole.keys.choice import Choice, KeyContext, KeyCounts, draw_distinct
 from keyhole.primitives.keyspace import Buckets
+from keyhole.sampling import check_count
 
 
 def independent(context: KeyContext) -> KeyArray:
@@ -61,6 +65,67 @@ def every(context: KeyContext) -> KeyArray:
             "or choose fewer keys"
         )
     return np.arange(space.num_keys, dtype=np.int64)
+
+
+def rolling(context: KeyContext) -> KeyArray:
+    """Chooses a window of m keys that begins one key later in each round: FedRolex.
+
+    All clients of a round have the same window, a smaller device the beginning of it; after the
+    last key comes the first. In K rounds every key is chosen m times.
+
+    Returns:
+        int64 (m,), or all keys if there are not more.
+
+    Alam et al., FedRolex: Model-Heterogeneous Federated Learning with Rolling Sub-Model Extraction,
+    2022.
+
+    >>> from keyhole import KeySpace
+    >>> neurons, rng = KeyCounts.none(KeySpace("neuron", 5)), np.random.default_rng(0)
+    >>> [rolling(KeyContext(neurons, 3, rng, round=t)).tolist() for t in (0, 1, 4)]
+    [[0, 1, 2], [1, 2, 3], [4, 0, 1]]
+    """
+    return _window(context, context.round)
+
+
+def rolling_by(step: int) -> Choice:
+    """Returns `rolling` whose window begins `step` keys later in each round.
+
+    With step m, keys take turns: in K / m rounds every key is chosen once.
+
+    >>> from keyhole import KeySpace
+    >>> neurons, rng = KeyCounts.none(KeySpace("neuron", 6)), np.random.default_rng(0)
+    >>> [rolling_by(3)(KeyContext(neurons, 3, rng, round=t)).tolist() for t in (0, 1, 2)]
+    [[0, 1, 2], [3, 4, 5], [0, 1, 2]]
+    """
+    check_count("step", step, 1)
+    return lambda context: _window(context, step * context.round)
+
+
+def _window(context: KeyContext, start: int) -> KeyArray:
+    """As many keys as a client may hold, from `start` on; after the last comes the first."""
+    total, at = context.space.num_keys, start % context.space.num_keys
+    held = min(context.max_keys, total)
+    first = min(held, total - at)
+    return np.concatenate([at + np.arange(first), np.arange(held - first)])
+
+
+def nested(context: KeyContext) -> KeyArray:
+    """Chooses the first m keys, so that the keys of a smaller device are among those of a larger
+    one: HeteroFL, and the ordered dropout of FjORD.
+
+    How many they are is up to the device: `RunParts.devices` has classes of them. Keys that no
+    device can hold are never trained.
+
+    Diao et al., HeteroFL: Computation and Communication Efficient Federated Learning for
+    Heterogeneous Clients, 2021. Horvath et al., FjORD: Fair and Accurate Federated Learning under
+    Heterogeneous Targets with Ordered Dropout, 2021.
+
+    >>> from keyhole import KeySpace
+    >>> neurons, rng = KeyCounts.none(KeySpace("neuron", 5)), np.random.default_rng(0)
+    >>> nested(KeyContext(neurons, 3, rng, round=7)).tolist()
+    [0, 1, 2]
+    """
+    return _window(context, 0)
 
 
 def count_buckets(counts: KeyCounts, buckets: Buckets) -> KeyCounts:

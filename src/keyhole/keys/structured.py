@@ -16,7 +16,7 @@ import numpy as np
 from keyhole.arrays import KeyArray
 from keyhole.errors import InputError
 from keyhole.keys.choice import Choice, KeyContext, KeyCounts, draw_distinct
-from keyhole.keys.sampled import every, independent
+from keyhole.keys.sampled import every, independent, nested, rolling
 from keyhole.parts import PartKind, pick
 from keyhole.primitives.keyspace import Keys
 
@@ -206,8 +206,10 @@ CHOICES: dict[str, Choice] = {
     "random-top": random_top,
     "independent": independent,
     "all": every,
+    "rolling": rolling,
+    "nested": nested,
 }
-"""Ways to choose keys that need no settings: the paper's sections 5.2 and 5.3."""
+"""Ways to choose keys that need no settings: the paper's sections 5.2 and 5.3, and others'."""
 
 
 CHOICE = PartKind("choice of keys", "own-keys", takes=("context",))
