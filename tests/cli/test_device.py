@@ -210,7 +210,14 @@ def test_the_token_of_another_client_is_refused_before_the_service_is_asked(toke
     args = ("--task", "so_tag", "--token-file", token_file, "--client", 4)
     with scripted() as script, pytest.raises(InputError) as refused:
         run(f"http://127.0.0.1:{script.port}", *args)
-    assert "a token for device-3, with --client 4" in str(refused.value)
+    assert "for device-3; expected a token for device-4; pass the --client" in str(refused.value)
+
+
+def test_a_token_for_another_kind_of_service_is_refused_before_one_is_asked(service, token_file):
+    urls = ",".join(f"http://127.0.0.1:9#{digit * 64}" for digit in "ab")
+    args = ("--task", "so_tag", "--token-file", token_file, "--client", 3, "--trust-service")
+    with pytest.raises(InputError, match="for slices; expected a token for aggregator"):
+        run(service.url, *args, "--aggregators", urls, "--aggregator-tokens", f"{token_file},x")
 
 
 def test_another_task_than_the_run_s_is_one_error(service, token_file, few_writers):

@@ -7,12 +7,15 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 
 from keyhole.cli.screen import WaitingNotice
+from keyhole.cli.train import _table
 from keyhole.experiments import all_tasks
 from keyhole.experiments.sweeps import SWEEPS
+from keyhole.experiments.trial import Result
 from keyhole.rounds.fields import spec_fields
 from keyhole.rounds.record import read_records
 from keyhole.rounds.spec import RunSpec
@@ -103,6 +106,15 @@ def test_train_shows_a_table(keyhole, few_writers, tmp_path):
     assert done.returncode == 0, done.stderr
     assert "accuracy" in done.stdout
     assert "-fixed" in done.stdout
+
+
+def test_the_table_has_a_dash_for_what_devices_do_not_tell():
+    known = Result(2, 1.5, {"recall": 0.5}, 40.0, 9000.0, 2000.0, 2, [], "")
+    rows = [known, replace(known, client_size=None, bytes_down=None)]
+    columns = [list(column.cells) for column in _table("run", {"server": 400}, rows).columns]
+    assert [cells[0] for cells in columns] == ["0", "0.5000", "40", "10.00%", "9.0", "2.0", "1.5"]
+    assert [cells[1] for cells in columns] == ["1", "0.5000", "-", "-", "-", "2.0", "1.5"]
+    assert [cells[2] for cells in columns][:4] == ["mean", "0.5000", "-", "-"]
 
 
 @pytest.mark.parametrize(

@@ -118,14 +118,14 @@ def _bars() -> Progress:
 
 
 def _rows(results: dict[str, Result]) -> list[list[str]]:
-    whole = next(iter(results.values())).client_size
+    whole = next(iter(results.values())).client_size or 1.0
     return [
         [
             label,
             f"{result.metrics[METRIC]:.1%}",
-            f"{result.client_size:,.0f}",
-            f"{result.client_size / whole:.1%}",
-            f"{result.bytes_down / 1000:,.1f}",
+            f"{result.client_size or 0.0:,.0f}",
+            f"{(result.client_size or 0.0) / whole:.1%}",
+            f"{(result.bytes_down or 0.0) / 1000:,.1f}",
             f"{result.bytes_up / 1000:,.1f}",
         ]
         for label, result in results.items()
@@ -149,7 +149,7 @@ def _saving(results: dict[str, Result]) -> str:
 
 def _kilobytes(result: Result) -> float:
     """What a client moves in a round, both directions."""
-    return (result.bytes_down + result.bytes_up) / 1000
+    return ((result.bytes_down or 0.0) + result.bytes_up) / 1000
 
 
 def _command() -> str:

@@ -20,7 +20,7 @@ from keyhole.cli.runs import start_jax
 from keyhole.cli.screen import Notices, import_shown
 from keyhole.cli.spec_options import data_option
 from keyhole.cli.sums import device_sum_options, send_of
-from keyhole.cli.token import claims_in, read_token
+from keyhole.cli.token import read_token, refuse_token
 from keyhole.delivery import all_deliveries, delivery_named, delivery_names
 from keyhole.delivery.clear import DEFAULT_SERVED
 from keyhole.errors import (
@@ -204,8 +204,8 @@ def device(url: str, **options: Any) -> None:
         raise click.UsageError("pass either --task or --table")
     if options["table"] is not None and options["delivery"] != DEFAULT_SERVED:
         raise click.UsageError("--table fetches in the clear: leave out --delivery")
-    if options["task"] is not None and options["token_file"] is not None:
-        _check_token(options["token_file"], options["client"])
+    if options["task"] is not None:
+        _check_tokens(options)
     with ExitStack() as stack:
         notices, stop = Notices(), threading.Event()
         if options["task"] is not None:  # a fetch ends where it is; a round is left in order
@@ -229,15 +229,22 @@ def device(url: str, **options: Any) -> None:
         _take_part(made, fetch_of(options, connect), options, notices, send_of(options, connect))
 
 
-def _check_token(file: Path, client: int) -> None:
-    """Raises InputError where a token is for another client: its update would count as theirs."""
-    named, mine = claims_in(read_token(file)).get("device"), device_name(client)
-    if named is not None and named != mine:
-        raise InputError(
-            f"the token is for another device: got a token for {named}, with --client {client}; "
-            f"expected a token for {mine}; pass the --client that the token is for, or ask the "
-            "operator for another token"
-        )
+_AUDIENCES = {
+    "token_file": "slices",
+    "second_token_file": "slices",
+    "relay_token_file": "relay",
+    "aggregator_tokens": "aggregator",
+}
+
+
+def _check_tokens(options: Mapping[str, Any]) -> None:
+    """Raises InputError where a token is for another client, whose update this one's would be, or
+    for another kind of service."""
+    mine = device_name(options["client"])
+    for option, audience in _AUDIENCES.items():
+        given = options[option] or ()
+        for file in given if isinstance(given, tuple) else (given,):
+            refuse_token(Path(file), audience, mine)
 
 
 def _device(

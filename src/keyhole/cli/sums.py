@@ -20,7 +20,7 @@ from keyhole.cli.options import (
     options_of,
     refuse,
 )
-from keyhole.cli.token import read_token
+from keyhole.cli.token import read_token, refuse_token
 from keyhole.files import kept_secret
 
 if TYPE_CHECKING:
@@ -157,7 +157,9 @@ def sum_services(options: Mapping[str, Any], directory: Path, stop: threading.Ev
     from keyhole.wire.http import HttpClient
 
     ca, insecure = options["aggregator_ca"], options["aggregators_insecure"]
-    pairs = zip(options["aggregators"], options["aggregator_tokens"], strict=True)
+    pairs = list(zip(options["aggregators"], options["aggregator_tokens"], strict=True))
+    for _, file in pairs:
+        refuse_token(Path(file), "aggregator")
     first, second = (
         AggregatorClient(
             HttpClient(url, ca=ca, stop=stop, insecure=insecure), read_token(Path(file)), party

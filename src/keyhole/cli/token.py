@@ -181,6 +181,7 @@ def deny(file: Path, ids: tuple[str, ...]) -> None:
     """Add ids of tokens to the deny list FILE; services with --deny FILE refuse them.
 
     Services notice within a second. Round tokens that devices got by them are refused as well.
+    FILE must be there: a list under another name is read by no service.
     """
     from keyhole.files import replacing, write_all
     from keyhole.service.access import TOKEN_ID
@@ -191,10 +192,20 @@ def deny(file: Path, ids: tuple[str, ...]) -> None:
             f"not the id of a token: got {len(bad)} of {len(ids)}; expected 32 hex digits; "
             "`keyhole token show` tells the id of a token"
         )
-    listed = file.read_bytes() if file.exists() else b""
+    try:
+        listed = file.read_bytes()
+    except OSError as error:
+        raise InputError(
+            f"no deny list can be read, and nothing was denied: got {file}, "
+            f"{error.strerror or 'refused'}; expected the file that services were started with "
+            f"(--deny FILE); name that file, or make the first one with `touch {file}`"
+        ) from error
+    known = set(listed.decode("ascii", "replace").split())
+    fresh = [each for each in dict.fromkeys(ids) if each not in known]
     listed += b"" if listed.endswith(b"\n") or not listed else b"\n"
     with replacing(file) as descriptor:
-        write_all(descriptor, [listed + "".join(f"{each}\n" for each in ids).encode("ascii")])
+        write_all(descriptor, [listed + "".join(f"{each}\n" for each in fresh).encode("ascii")])
+    click.echo(f"{file}: {len(fresh)} denied, {len(ids) - len(fresh)} were before")
 
 
 def claims_in(token: str) -> dict[str, Any]:
@@ -205,6 +216,25 @@ def claims_in(token: str) -> dict[str, Any]:
         return {"id": str(told["id"]), "device": str(told["device"]), **told}
     except (IndexError, KeyError, TypeError, ValueError):
         return {}
+
+
+def refuse_token(file: Path, audience: str, device: str | None = None) -> None:
+    """Raises InputError for a token that is for another kind of service, or for another device
+    than `device`: its owner hears of it before anything is sent."""
+    told = claims_in(read_token(file))
+    named, kind = told.get("device"), told.get("audience", audience)
+    if kind != audience:
+        raise InputError(
+            f"the token is for another kind of service: got {file}, for {kind}; expected a token "
+            f"for {audience}; ask the operator for one of `keyhole token issue --audience "
+            f"{audience}`"
+        )
+    if device is not None and named not in (None, device):
+        raise InputError(
+            f"the token is for another device: got {file}, for {named}; expected a token for "
+            f"{device}; pass the --client that the token is for, or ask the operator for another "
+            "token"
+        )
 
 
 def read_token(path: Path) -> str:

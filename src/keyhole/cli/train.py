@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from math import inf
+from math import inf, isnan, nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from keyhole.rounds.spec import RunSpec
 
 
+_UNKNOWN = "-"
 _DEVICE_SECONDS = 600.0  # that an asynchronous round waits for a device: it would keep its place
 
 
@@ -355,25 +356,34 @@ def _table(name: str, size: Mapping[str, int], results: list[Result]) -> Table:
     table = Table(title=name)
     for column in ("trial", *results[0].metrics, "client size", "share", "KB down", "KB up", "s"):
         table.add_column(column, justify="right")
+    metrics = len(results[0].metrics)
+    shapes = ["{:.4f}"] * metrics + ["{:,.0f}", "{:.2%}", "{:,.1f}", "{:,.1f}", "{:,.1f}"]
     rows = [
         [
             *result.metrics.values(),
-            result.client_size,
-            result.client_size / size["server"],
-            result.bytes_down / 1000,
+            _or_nan(result.client_size),
+            _or_nan(result.client_size) / size["server"],
+            _or_nan(result.bytes_down) / 1000,
             result.bytes_up / 1000,
             result.seconds,
         ]
         for result in results
     ]
-    metrics = len(results[0].metrics)
-    shapes = ["{:.4f}"] * metrics + ["{:,.0f}", "{:.2%}", "{:,.1f}", "{:,.1f}", "{:,.1f}"]
+
+    def cells(row: Sequence[float]) -> list[str]:
+        """The numbers of a row; a dash for what devices do not tell."""
+        pairs = list(zip(shapes, row, strict=True))
+        known = [shape.format(value) for shape, value in pairs[:metrics]]
+        return known + [_UNKNOWN if isnan(v) else shape.format(v) for shape, v in pairs[metrics:]]
+
     for trial, row in enumerate(rows):
-        cells = [shape.format(value) for shape, value in zip(shapes, row, strict=True)]
-        table.add_row(str(trial), *cells)
+        table.add_row(str(trial), *cells(row))
     if len(rows) > 1:
         spreads = [spread_of(column) for column in zip(*rows, strict=True)]
         for name, part in {"mean": "mean", "± 95 %": "half_width"}.items():
-            cells = [s.format(getattr(v, part)) for s, v in zip(shapes, spreads, strict=True)]
-            table.add_row(name, *cells)
+            table.add_row(name, *cells([getattr(spread, part) for spread in spreads]))
     return table
+
+
+def _or_nan(value: float | None) -> float:
+    return nan if value is None else value

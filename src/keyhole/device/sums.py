@@ -20,6 +20,8 @@ but the sum. Not hidden: that the device takes part.
 from __future__ import annotations
 
 from base64 import b64decode
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
@@ -32,10 +34,17 @@ from keyhole.arrays import Tree
 from keyhole.crypto.hpke import PUBLIC_BYTES
 from keyhole.device.device import Assignment, Device, DeviceKeys
 from keyhole.device.fetch import KnownRound
-from keyhole.errors import InputError, NotFoundError, ViolationError
+from keyhole.errors import (
+    AccessError,
+    InputError,
+    NotAdmittedError,
+    NotFoundError,
+    UntimelyError,
+    ViolationError,
+)
 from keyhole.wire.http import OCTETS
 from keyhole.wire.manifest import digest_of
-from keyhole.wire.messages import SUM_SETTING
+from keyhole.wire.messages import SUM_SETTING, SharePlace, read_message
 
 _MAX_MESSAGE = 1 << 16  # bytes of an answer
 _KEY_DIGITS = 2 * PUBLIC_BYTES
@@ -171,7 +180,8 @@ class SumSend:
             ViolationError: the device does not accept the params, or pins no key of the trainer.
             BudgetError: the sum would spend more than the device's own budget.
             MalformedError, StaleError: they are of another sum, or do not fit the model.
-            InputError: the round has no secure sum; nothing is sent in the clear instead.
+            InputError: the round has no secure sum, and nothing is sent in the clear instead; or an
+                aggregator is the other party, or does not admit the device.
             NotFiniteError: NaN or infinity in the update.
             TooLateError, ConflictError: the sum is closed, without or with another share of this
                 device.
@@ -191,24 +201,87 @@ class SumSend:
             seal_share(key, known.id, body)
             for key, body in zip(self.keys, made.bodies, strict=True)
         ]
-        if self.ledger is not None:  # before anything leaves; a round that is sent again costs once
-            noise, population = facts.noise_multiplier, device.client.place
-            self.ledger.charge(Charge(round.round, population, noise, (self.name,)))
-        tokens = round.sum_tokens or (None, None)
-        for to, token, body in zip((self.first, self.second), tokens, bodies, strict=True):
-            _post(to, round.round, token, body)
+        lines = [
+            _Line(party, to, known.id, token)
+            for party, (to, token) in enumerate(
+                zip((self.first, self.second), round.sum_tokens or (None, None), strict=True)
+            )
+        ]
+        entry = Charge(round.round, device.client.place, facts.noise_multiplier, (self.name,))
+        if self.ledger is not None:
+            self.ledger.check(entry)
+        for line in lines:  # nothing is sent, and nothing spent, that one of them would refuse
+            line.ask()
+        lines[0].post(bodies[0])
+        # One share is random numbers, whoever has it: what can be read from a sum leaves with the
+        # second. Its cost is on the disk before, and a round that is sent again costs once.
+        if self.ledger is not None:
+            self.ledger.charge(entry)
+        lines[1].post(bodies[1])
         return sum(map(len, bodies))
 
 
-def _post(aggregator: Device, round_id: str, told: str | None, body: bytes) -> None:
-    """Sends a body, again and again where the trainer has not opened the sum yet."""
-    own, path = aggregator.token_for(round_id), f"/v1/sums/{round_id}/shares"
-    token = told if own is None else own
-    client = aggregator.client
-    attempts = client.attempts(f"POST {path}")
-    while True:
+@dataclass(frozen=True)
+class _Line:
+    """What a device says to one aggregator in a round.
+
+    Args:
+        told: the token of the round for that aggregator; one of the device's own goes before it.
+    """
+
+    party: int
+    aggregator: Device
+    round: str
+    told: str | None
+
+    def ask(self) -> None:
+        """Raises an error where the aggregator would not take a share of this device now; where the
+        trainer has not opened the sum yet, it asks again and again."""
+        path, client = f"/v1/sums/{self.round}/shares", self.aggregator.client
+        attempts = client.attempts(f"GET {path}")
+        while True:
+            try:
+                with self._refusals():
+                    got = client.get(path, token=self._token, limit=_MAX_MESSAGE)
+                    self._check_party(read_message(got.body, SharePlace).party)
+                    return
+            except NotFoundError:
+                attempts.failed("the sum is not open yet")
+
+    def _check_party(self, said: int) -> None:
+        if said != self.party:
+            raise InputError(
+                f"the aggregators are in another order: got party {said} at "
+                f"{self.aggregator.client.place}, which was named as party {self.party}; expected "
+                "party 0 first; change the order of --aggregators, each URL with its key, and of "
+                "--aggregator-tokens"
+            )
+
+    def post(self, body: bytes) -> None:
+        """Sends a body."""
+        path, client = f"/v1/sums/{self.round}/shares", self.aggregator.client
+        with self._refusals():
+            client.send(path, body, token=self._token, limit=_MAX_MESSAGE, content_type=OCTETS)
+
+    @property
+    def _token(self) -> str | None:
+        own = self.aggregator.token_for(self.round)
+        return self.told if own is None else own
+
+    @contextmanager
+    def _refusals(self) -> Iterator[None]:
+        """Tells a token that will never do, which ends a device, from one that came too late."""
+        own = self.aggregator.token_for(self.round)
         try:
-            client.send(path, body, token=token, limit=_MAX_MESSAGE, content_type=OCTETS)
-            return
-        except NotFoundError:  # a round is published a moment before its sum is opened
-            attempts.failed("the sum is not open yet")
+            yield
+        except (AccessError, NotAdmittedError) as error:
+            is_timely = own is None or self.aggregator.has_timely_token()
+            if isinstance(error, UntimelyError) and is_timely:
+                raise
+            shown = "the token of the round" if own is None else "the token of --aggregator-tokens"
+            raise InputError(
+                f"aggregator {self.party} does not take {shown}: got {error.wrong} "
+                f"({error.got}) from {self.aggregator.client.place}; expected a token of this "
+                f"device that counts at party {self.party}; check the order of --aggregators and "
+                "--aggregator-tokens, party 0 first, or ask the operator of that aggregator"
+            ) from error

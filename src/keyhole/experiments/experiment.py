@@ -453,8 +453,8 @@ class Experiment:
             rounds=run.next_round,
             seconds=seconds,
             metrics=Evaluation(self._metrics("test")).of(run.state),
-            client_size=float(np.mean(sizes)) if sizes else 0.0,  # private fetches tell none
-            bytes_down=float(np.mean(down)),
+            client_size=float(np.mean(sizes)) if sizes else None,
+            bytes_down=float(np.mean(down)) if any(down) else None,
             bytes_up=float(np.mean(up)),
             records=len(run.records),
             notes=list(notes),

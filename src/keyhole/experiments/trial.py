@@ -34,8 +34,9 @@ class Result:
         rounds: T.
         seconds: wall time of training and evaluation, where no process was killed.
         metrics: on the test split, in the end.
-        client_size: numbers in a client's sub-model, on average.
-        bytes_down: what a client received in a round, on average.
+        client_size: numbers in a client's sub-model, on average; None where that is not known here,
+            as of devices that send shares.
+        bytes_down: what a client received in a round, on average; None likewise.
         bytes_up: what it sent.
         records: rounds that these three are means over: all of them, unless records were lost.
         notes: what was found amiss in the files of the trial, each as a sentence.
@@ -45,8 +46,8 @@ class Result:
     rounds: int
     seconds: float
     metrics: Mapping[str, float]
-    client_size: float
-    bytes_down: float
+    client_size: float | None
+    bytes_down: float | None
     bytes_up: float
     records: int
     notes: list[str]

@@ -307,7 +307,11 @@ class Access:
         if self.denied is not None and claims.id in self.denied:
             raise _refused("the token was revoked")
         if claims.audience != self.audience:
-            raise not_admitted("a token for another service", f"a token for {self.audience}")
+            raise NotAdmittedError(
+                f"the token is for another kind of service: got {claims.audience}; expected "
+                f"{self.audience}; ask the operator for a token of `keyhole token issue --audience "
+                f"{self.audience}`"
+            )
         return claims
 
     def member(self, headers: Mapping[bytes, bytes], round_id: str, now: float) -> TokenClaims:

@@ -3,6 +3,7 @@
     POST /v1/sums/{round}                     trainer: opens a sum
     GET  /v1/sums                             trainer: its sums that are here
     GET  /v1/sums/{round}                     trainer: how far it is, and whose shares are here
+    GET  /v1/sums/{round}/shares              device: whether its share would be taken
     POST /v1/sums/{round}/shares              device: its share
     POST /v1/sums/{round}/close               trainer: no more shares; the aggregators add up
     GET  /v1/sums/{round}/share               trainer: the aggregator's share of the sum
@@ -56,7 +57,7 @@ from keyhole.service.routes import (
     pieces,
 )
 from keyhole.service.sums import AggregatorSettings, SumFiles, Sums
-from keyhole.wire.messages import peer_name
+from keyhole.wire.messages import SharePlace, peer_name
 
 
 @dataclass(frozen=True)
@@ -141,6 +142,7 @@ class AggregatorApp:
             Route("sums", ("GET",), "/v1/sums", self._list_sums),
             Route("sum status", ("GET",), one, self._tell_status),
             Route("sum open", ("POST",), one, self._open_sum),
+            Route("sum place", ("GET",), f"{one}/shares", self._tell_place),
             Route("sum shares", ("POST",), f"{one}/shares", self._take_share),
             Route("sum close", ("POST",), f"{one}/close", self._close_sum),
             Route("sum share", ("GET",), f"{one}/share", self._give_share),
@@ -164,6 +166,14 @@ class AggregatorApp:
 
     async def _tell_status(self, request: Request) -> Response:
         return await self._status(self._trainer(request), request.params[0])
+
+    async def _tell_place(self, request: Request) -> Response:
+        """Whether a device may send its share, before it does: it costs neither side anything."""
+        (round_id,), guards = request.params, self._guards
+        claims = self._device(request, round_id)
+        guards.count(request, claims)
+        await asyncio.to_thread(self.sums.upload_bytes, round_id, claims.device)
+        return json_response(msgspec.structs.asdict(SharePlace(self.sums.settings.party)))
 
     async def _take_share(self, request: Request) -> Response:
         (round_id,), guards = request.params, self._guards

@@ -224,9 +224,9 @@ class Shelf:
             if path.name.startswith((".new-", ".old-", _REPLACED)):
                 shutil.rmtree(path, ignore_errors=True)
         current = read_current(self._directory)
-        newest = -1 if current is None else current.number
+        newest, name = (-1, "") if current is None else (current.number, current.round)
         for number, path in self._named():
-            if number > newest:
+            if number > newest or (number == newest and path.name != name):
                 remove_round(path)
 
     def retire(self) -> None:

@@ -118,7 +118,8 @@ class Inbox(Protocol):
         ...
 
     def begin(self, round_id: str) -> None:
-        """The round is published under this name; what belongs to earlier ones can go."""
+        """Takes updates of the round that is about to be published under this name; what belongs to
+        earlier ones can go. An error keeps the round from being published."""
         ...
 
     def devices(self, round_id: str) -> Iterable[str]:

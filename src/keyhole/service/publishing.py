@@ -131,10 +131,11 @@ class Publisher:
         threads: int = 2,
         segment_bytes: int = SEGMENT,
         progress: Progress | None = None,
+        before: Callable[[str], object] = lambda _: None,
     ) -> Published:
         """Publishes a round and opens it. Sources must not change meanwhile.
 
-        If the disk refuses, the current round is what it was.
+        If the disk or `before` refuses, the current round is what it was.
 
         Args:
             sources: one for each table; of each part of the layout, in order, if there is one.
@@ -142,11 +143,14 @@ class Publisher:
             number: t; above that of the current round, or equal to it with equal content.
             cohort: names of the devices that take part; None lets all.
             trailing: earlier rounds of this layout whose updates are still taken.
-            may_go_back: whether the number may be below that of the current round, as where a run
-                goes on from before it: what was published since is forgotten.
+            may_go_back: whether the number may be that of the current round, with other content, or
+                below it, as where a run goes on from before it: what was published since is
+                forgotten.
             changed: what differs from earlier rounds; without it, everything is written.
             durable: whether the round survives a loss of power from here on.
             progress: told how many records are done, of how many.
+            before: called with the name of the round before anyone can see it; an error that it
+                raises leaves no round behind.
         """
         is_again = self._check_number(number, may_go_back)
         writing = WriteSettings(threads, segment_bytes, durable)
@@ -163,6 +167,9 @@ class Publisher:
             self._shelf.drop_spare()
             manifest = describe_round(layout, tables, number, step, settings or {})
             published = Published(*_encode(manifest))
+            if not may_go_back:
+                self._check_content(published)
+            before(published.id)
             revealed = CurrentRound(published.id, number, "open", tuple(trailing))
             self._reveal(made, published, revealed, devices, durable)
         self._shelf.retire()
@@ -176,8 +183,8 @@ class Publisher:
         It is known if an earlier round was published from the same state by this publisher.
 
         Args:
-            options: settings, cohort, trailing, may_go_back, durable, threads, segment_bytes and
-                progress of `publish`.
+            options: settings, cohort, trailing, may_go_back, durable, threads, segment_bytes,
+                progress and before of `publish`.
         """
 
         def changed(round_id: str) -> Sequence[KeyArray | None] | None:
@@ -248,6 +255,14 @@ class Publisher:
             )
         return current is not None and number == current.number
 
+    def _check_content(self, published: Published) -> None:
+        """Raises InputError where the current round has this number and other content."""
+        current, number = read_current(self.directory), published.manifest.number
+        if current is not None and number == current.number and published.id != current.round:
+            raise self._not_growing(
+                number, f"round {number + 1} or a later one, or the same content"
+            )
+
     def _not_growing(self, number: int, allowed: str) -> InputError:
         return InputError(
             f"{self.directory} holds rounds of another run: got round {number}; expected "
@@ -288,11 +303,6 @@ class Publisher:
     ) -> None:
         """Gives a finished round its name, then makes it the current one."""
         current = read_current(self.directory)
-        number = published.manifest.number
-        if current is not None and number == current.number and published.id != current.round:
-            raise self._not_growing(
-                number, f"round {number + 1} or a later one, or the same content"
-            )
         named = round_path(self.directory, published.id)
         if _is_whole(named, published.manifest):  # it is served as it is, from here on
             made = named
@@ -305,7 +315,7 @@ class Publisher:
             if durable:
                 sync_directory(named.parent)
             write_current(self.directory, revealed, durable)
-            if current is not None and number < current.number:
+            if current is not None and published.manifest.number <= current.number:
                 self._shelf.clean()
         except BaseException:  # nobody was told of it, and it must not pass for the one before
             self._shelf.clean()

@@ -362,9 +362,9 @@ class Served:
             cohort=[device_name(client) for client in asked],
             may_go_back=self.goes_on,
             settings={**round_settings(t, parts), **told},
+            before=self.inbox.begin,  # a round that the aggregators refuse is never published
         )
         self.goes_on = False
-        self.inbox.begin(published.id)
         terms = terms_of(parts.cohorts, asked, self.seconds)
         self.summons.call(published.id, t, asked, self.seconds)
         machine = RoundMachine(terms, asked, self.clock())  # time to gather devices does not count

@@ -10,7 +10,8 @@ from __future__ import annotations
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from math import inf
@@ -41,7 +42,14 @@ from keyhole.aggregation.shares import (
 from keyhole.aggregation.sum_server import different
 from keyhole.delivery.clear import Pregenerated
 from keyhole.delivery.records import Coding
-from keyhole.errors import DamageError, InputError, MalformedError, ServiceError
+from keyhole.errors import (
+    AccessError,
+    DamageError,
+    InputError,
+    MalformedError,
+    NotAdmittedError,
+    ServiceError,
+)
 from keyhole.primitives.layout import Layout
 from keyhole.rounds.round import terms_of
 from keyhole.rounds.spec import RunParts
@@ -85,7 +93,8 @@ class AggregatorClient:
 
     def rounds(self) -> list[str]:
         """The rounds of this trainer's sums that are there."""
-        got = self._client.get("/v1/sums", token=self._token, limit=_MAX_MESSAGE)
+        with self._refusals():
+            got = self._client.get("/v1/sums", token=self._token, limit=_MAX_MESSAGE)
         return _read(got.body, Summaries).rounds
 
     def open(self, round_id: str, params: bytes, cohort: list[str]) -> None:
@@ -95,8 +104,9 @@ class AggregatorClient:
 
     def status(self, round_id: str) -> SumStatus:
         """How far a sum is, asked once."""
-        path = f"/v1/sums/{round_id}"
-        got = self._client.exchange("GET", path, headers={}, token=self._token, limit=_MAX_MESSAGE)
+        path, token = f"/v1/sums/{round_id}", self._token
+        with self._refusals():
+            got = self._client.exchange("GET", path, headers={}, token=token, limit=_MAX_MESSAGE)
         if got.problem:
             raise ServiceError(
                 f"aggregator {self.party} gives no usable answer: got {got.problem}; expected its "
@@ -139,10 +149,24 @@ class AggregatorClient:
         self._post(f"/v1/sums/{round_id}/forget", b"")
 
     def _post(self, path: str, body: bytes) -> memoryview:
-        got = self._client.send(
-            path, body, token=self._token, limit=_MAX_MESSAGE, content_type=_JSON
-        )
+        with self._refusals():
+            got = self._client.send(
+                path, body, token=self._token, limit=_MAX_MESSAGE, content_type=_JSON
+            )
         return got.body
+
+    @contextmanager
+    def _refusals(self) -> Iterator[None]:
+        """Says which of the two refuses the trainer, and what may be mixed up."""
+        try:
+            yield
+        except (AccessError, NotAdmittedError) as error:
+            raise type(error)(
+                f"aggregator {self.party} does not take the trainer's token: got {error.wrong} "
+                f"({error.got}) from {self._client.place}; expected a token for aggregators, of "
+                f"the operator of party {self.party}; check the order of --aggregators and "
+                "--aggregator-tokens, party 0 first, or ask that operator for a token"
+            ) from error
 
 
 def _read(body: memoryview, kind: type[T]) -> T:

@@ -347,6 +347,12 @@ class SumStatus(msgspec.Struct, frozen=True):
     failure: Failure | None = None  # why nothing is given out
 
 
+class SharePlace(msgspec.Struct, frozen=True):
+    """What an aggregator says that would take a device's share."""
+
+    party: int  # which of the two it is
+
+
 class Summaries(msgspec.Struct, frozen=True):
     """The sums of one trainer that an aggregator remembers."""
 

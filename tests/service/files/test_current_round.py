@@ -5,7 +5,7 @@ from itertools import count
 
 import pytest
 
-from keyhole.errors import InputError
+from keyhole.errors import BudgetError, InputError
 from keyhole.service.publishing import Publisher
 from keyhole.service.reading import RoundsDirectory
 from tests.service.small_rounds import check_current, files_of, names_of, small_state, step
@@ -73,6 +73,36 @@ def test_a_run_that_goes_on_from_before_the_current_round_forgets_what_came_sinc
         assert (publisher.cohort_of(3), publisher.cohort_of(4)) == (["b"], None)
         publisher.publish_state(state, number=4)
         assert check_current(tmp_path)[0] == 4
+
+
+@pytest.mark.parametrize("number", [3, 4])
+def test_a_run_that_replaces_another_leaves_nothing_of_it(tmp_path, number):
+    """Also where both are at the same number, with another model."""
+    state = small_state()
+    with Publisher(tmp_path) as publisher:
+        for before in range(3, number + 1):
+            publisher.publish_state(state, number=before)
+        step(state)
+        other = publisher.publish_state(state, number=3, may_go_back=True).id
+        assert [name for name in names_of(tmp_path) if not name.startswith(".")] == [other]
+        assert check_current(tmp_path)[0] == 3
+
+
+def test_a_round_that_is_refused_before_it_is_seen_leaves_the_one_before(tmp_path):
+    state, told = small_state(), []
+    with Publisher(tmp_path) as publisher:
+        publisher.publish_state(state, number=7, before=told.append)
+        step(state)
+        before = files_of(tmp_path)
+
+        def refuse(round_id):
+            assert round_id not in names_of(tmp_path)
+            raise BudgetError("too dear: got 9; expected 5 or less; add noise")
+
+        with pytest.raises(BudgetError):
+            publisher.publish_state(state, number=8, before=refuse)
+        assert files_of(tmp_path) == before
+        assert [f"rounds/{told[0]}/manifest.json"] == [n for n in before if "manifest" in n]
 
 
 def test_the_same_round_again_is_harmless_and_open(tmp_path):

@@ -253,7 +253,8 @@ def test_a_token_counts_at_the_kind_of_service_that_it_is_for():
         token = RING.issue("device", "phone-1", now=NOW, seconds=60.0, audience=audience)
         assert Access(RING, audience=audience).device(bearer(token), NOW).audience == audience
         for other in {"slices", "aggregator", "relay"} - {audience}:
-            with pytest.raises(NotAdmittedError, match="another service"):
+            said = f"another kind of service: got {audience}; expected {other}"
+            with pytest.raises(NotAdmittedError, match=said):
                 Access(RING, audience=other).device(bearer(token), NOW)
 
 

@@ -72,8 +72,12 @@ def test_the_id_that_show_tells_can_be_denied(tmp_path):
     assert (told["device"], told["audience"]) == ("x", "relay")
     (tmp_path / "deny").write_text("# who lost a phone")
     run("deny", tmp_path / "deny", told["id"], "f" * 32)
+    assert "0 denied, 1 were before" in run("deny", tmp_path / "deny", told["id"])
     listed = DenyList(tmp_path / "deny")
     assert told["id"] in listed
     assert "f" * 32 in listed
     with pytest.raises(InputError, match="not the id"):
         run("deny", tmp_path / "deny", "phone-17")
+    with pytest.raises(InputError, match="nothing was denied"):
+        run("deny", tmp_path / "denied", told["id"])
+    assert not (tmp_path / "denied").exists()

@@ -127,8 +127,8 @@ class Pair:
 
     def device_token(self, party, name, kind="device", **more):
         ring = self.keys[party].devices
-        more = {"audience": "aggregator", **more}
-        return ring.issue(kind, name, now=time.time(), seconds=600, **more)
+        more = {"audience": "aggregator", "now": time.time(), **more}
+        return ring.issue(kind, name, seconds=600, **more)
 
     def device(self, party, name):
         """A device's line to one aggregator, with a token of its own there."""

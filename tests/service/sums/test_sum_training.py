@@ -1,6 +1,7 @@
 """Training with two aggregators: the bytes of a run in process, whatever stops on the way."""
 
 import threading
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from itertools import count
 
@@ -10,10 +11,19 @@ import pytest
 
 from keyhole.aggregation.base import Rounding
 from keyhole.aggregation.plain import PLAIN
+from keyhole.aggregation.privacy.ledger import Ledger, read_ledger
 from keyhole.aggregation.privacy.mechanism import Privacy
 from keyhole.aggregation.two_servers.method import TwoServers
-from keyhole.device.sums import SumPolicy, _check_bound, params_in
-from keyhole.errors import InputError, NotFiniteError, ServiceError, ViolationError
+from keyhole.device.device import Device
+from keyhole.device.sums import SumPolicy, SumSend, _check_bound, params_in
+from keyhole.device.take_part import Participant, keep_taking_part
+from keyhole.errors import (
+    InputError,
+    NotFiniteError,
+    RequestError,
+    ServiceError,
+    ViolationError,
+)
 from keyhole.rounds.loop import start_run
 from keyhole.sampling import Cohorts, sample_cohort
 from keyhole.service.sum_services import AggregatorClient, SumServices
@@ -145,6 +155,53 @@ def test_a_device_refuses_a_smaller_cohort_than_its_own_minimum(both, tmp_path):
     assert len(met) == 5
     assert record.not_opened is not None
     assert not list((tmp_path / "sums").rglob("uploads/*/device*"))
+
+
+def mixed_up(pair, how):
+    """Lines to both aggregators, by an operator who has mixed something up."""
+    tokens = [pair.device_token(party, "device-0") for party in (0, 1)]
+    if how == "order":
+        return [Device(pair.urls[1 - party], token=tokens[1 - party]) for party in (0, 1)]
+    if how == "name":
+        tokens[1] = pair.device_token(1, "device-7")  # which is not asked
+    if how == "kind":
+        tokens[1] = pair.device_token(1, "device-0", audience="slices")
+    if how == "expired":
+        tokens[1] = pair.device_token(1, "device-0", now=1.0)
+    if how == "tokens":
+        tokens.reverse()
+    return [Device(url, token=token) for url, token in zip(pair.urls, tokens, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("order", "another order: got party 1 at .* named as party 0"),
+        ("tokens", "aggregator 0 does not take .* was not signed here"),
+        ("name", "aggregator 1 does not take .*a device outside the cohort"),
+        ("kind", "aggregator 1 does not take .* another kind of service"),
+        ("expired", "aggregator 1 does not take .* expired"),
+    ],
+)
+def test_what_an_operator_has_mixed_up_ends_a_device_before_it_spends(both, tmp_path, how, said):
+    """It does not try round after round, nothing is sent, and the ledger is as it was."""
+    service, pair = both
+    inbox = services(pair)
+    told = {"settings": inbox.open(0, range(3), LAYOUT, make_plan()), "before": inbox.begin}
+    service.publish_state(make_state(), cohort=["device-0"], **told)
+    keys = {"row": np.arange(2)}
+    with ExitStack() as stack:
+        lines = [stack.enter_context(line) for line in mixed_up(pair, how)]
+        ledger = stack.enter_context(closing(Ledger(tmp_path / "ledger")))
+        send = SumSend(*lines, (pair.public(0), pair.public(1)), ledger=ledger)
+        own = {"name": "device-0", "trainer_key": service.trainer.public}
+        device = stack.enter_context(service.device(**own))
+        habit = Participant(lambda _: keys, lambda _, fetched: fetched.model, send=send)
+        with pytest.raises(InputError, match=said) as met:
+            keep_taking_part(device, habit)
+    assert not isinstance(met.value, RequestError)
+    assert not list((tmp_path / "sums").rglob("uploads/*/device*"))
+    assert read_ledger(tmp_path / "ledger") == []
 
 
 @pytest.mark.parametrize(

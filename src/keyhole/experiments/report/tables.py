@@ -105,7 +105,8 @@ class RunFacts:
             return (NOTHING,) * 3
         spent = costs.epsilon
         epsilon = NOTHING if spent is None else f"{spent:.3g}" if spent < math.inf else "no bound"
-        return f"{costs.bytes_down / 1000:,.1f}", f"{costs.bytes_up / 1000:,.1f}", epsilon
+        down = f"{costs.bytes_down / 1000:,.1f}" if costs.bytes_down else NOTHING  # not known here
+        return down, f"{costs.bytes_up / 1000:,.1f}", epsilon
 
 
 @dataclass(frozen=True)
