@@ -31,6 +31,7 @@ from keyhole.primitives.placement import (
     at_server,
     map_clients,
 )
+from keyhole.primitives.report import Report
 from keyhole.primitives.select import (
     broadcast,
     broadcast_as_select,
@@ -59,7 +60,7 @@ if typing.TYPE_CHECKING:
     from keyhole.keys.choice import Choice
     from keyhole.models.client_update import ClientUpdate
     from keyhole.models.model import Model
-    from keyhole.rounds.clients import Clients
+    from keyhole.rounds.clients import Clients, TrainContext
     from keyhole.rounds.loop import Evaluation, Run, resume_run, start_run
     from keyhole.rounds.machine import Buffering
     from keyhole.rounds.spec import RunParts
@@ -92,12 +93,14 @@ __all__ = [
     "Optimizer",
     "Product",
     "Quantized",
+    "Report",
     "Run",
     "RunParts",
     "Sequences",
     "ServerState",
     "ServerValue",
     "Task",
+    "TrainContext",
     "TrainedRun",
     "aggregate",
     "aggregate_mean",
@@ -141,7 +144,7 @@ _ON_DEMAND = {  # module -> names that it is loaded for
     "keys.choice": "Choice",
     "models.model": "Model",
     "models.client_update": "ClientUpdate",
-    "rounds.clients": "Clients",
+    "rounds.clients": "Clients TrainContext",
     "rounds.loop": "Evaluation Run resume_run start_run",
     "rounds.machine": "Buffering",
     "rounds.spec": "RunParts",

@@ -67,7 +67,7 @@ def test_a_device_of_a_task_sends_what_its_client_sends_in_process(
     assert "round 0: 8 keys" in done.output
     layout, clients, t = state.layout, experiment.clients, published.manifest.number
     keys = choose_keys(3, t, layout, clients, plan)
-    update = ClientJob.of(5, 0, t, 3, keys, state.select(keys)).run(clients)
+    update = ClientJob.of(5, 0, t, 3, keys, state.select(keys)).run(clients).update
     expected = encode_update(layout, update, layout.keys_by_space(keys), digest_of(published.id))
     assert service.stored(published.id) == {"device-3": expected}
 

@@ -141,10 +141,13 @@ def clients(train):
     return Clients(20, np.ones, None, train)
 
 
+def updates(population, asked):
+    return [report.update for report in Cores(2)(population, asked)]
+
+
 def test_updates_come_in_the_order_of_the_jobs():
-    found = Cores(2)(clients(lambda slices, data, rng: slices - data.sum()), jobs(20))
-    assert found == [0.0] * 20
-    assert Cores(2)(clients(lambda slices, data, rng: slices), jobs(20)) == list(range(20))
+    assert updates(clients(lambda slices, data, rng: slices - data.sum()), jobs(20)) == [0.0] * 20
+    assert updates(clients(lambda slices, data, rng: slices), jobs(20)) == list(range(20))
 
 
 def test_clients_train_at_the_same_time():
@@ -154,7 +157,7 @@ def test_clients_train_at_the_same_time():
         both.wait()
         return slices
 
-    assert Cores(2)(clients(train), jobs(2)) == [0, 1]
+    assert updates(clients(train), jobs(2)) == [0, 1]
 
 
 def test_no_jobs_have_no_updates():

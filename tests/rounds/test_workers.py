@@ -115,8 +115,8 @@ def test_after_a_failed_call_the_next_one_gets_its_own_answers():
     with Workers(make_clients_of_whom_one_fails, 2) as workers:
         with pytest.raises(WorkerError, match="cannot be sent"):
             workers(clients, jobs)
-        for job, update in zip(good, workers(clients, good), strict=True):
-            assert update["x"].tobytes() == job.run(clients)["x"].tobytes()
+        for job, report in zip(good, workers(clients, good), strict=True):
+            assert report.update["x"].tobytes() == job.run(clients).update["x"].tobytes()
 
 
 def test_no_workers_at_all_are_refused():

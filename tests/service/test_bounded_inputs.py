@@ -58,7 +58,7 @@ def boosting(clients, jobs):
     """The same population in process."""
     for job in jobs:
         boost = 1e6 if job.client == LIAR else 1
-        yield {"x": job.run(clients)["x"] * np.float32(boost)}
+        yield {"x": job.run(clients).update["x"] * np.float32(boost)}
 
 
 def run_served(directory, rounds=3, **changes):

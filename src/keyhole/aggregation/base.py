@@ -27,6 +27,7 @@ from keyhole.parts import PartKind
 from keyhole.pricing import Workload
 from keyhole.primitives.deselect import divide
 from keyhole.primitives.layout import KeysBySpace, Layout
+from keyhole.primitives.report import Report, Reported
 from keyhole.sampling import Cohorts, Outcome
 from keyhole.server.inputs import HeldBy
 from keyhole.server.row_sums import BlockSum, Over, RowUpdate
@@ -48,6 +49,7 @@ class ClientResult:
             no place for them in its query.
         norm: of its update as it arrived; None where nobody measured it.
         is_above_norm: whether that was above what the round allows.
+        report: what it said beside the update; None where that is nothing.
     """
 
     client: int
@@ -61,6 +63,7 @@ class ClientResult:
     unplaced_keys: int = 0
     norm: float | None = None
     is_above_norm: bool = False
+    report: Report | None = None
 
     def __repr__(self) -> str:
         """Keys and updates may be private."""
@@ -117,6 +120,7 @@ class SumResult:
         seen_by: party -> what it learned of updates and their keys.
         outliers: updates that a sum with an alarm found too long beside the others.
         error: why nothing was opened, if so.
+        reported: what clients reported together, where that is read.
     """
 
     rows: tuple[RowUpdate, ...] | None
@@ -128,6 +132,7 @@ class SumResult:
     seen_by: Mapping[str, str] = field(default_factory=dict)
     outliers: int = 0
     error: str | None = None
+    reported: Reported = field(default_factory=Reported)
 
 
 def withheld(clients: int, minimum: int, seen_by: Mapping[str, str]) -> SumResult:

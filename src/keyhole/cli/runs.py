@@ -105,7 +105,10 @@ def run_trials(
             def show(record: RoundRecord, bar: TaskID = bar, metric: str = metric) -> None:
                 bars.advance(bar)
                 if record.metrics:
-                    bars.update(bar, note=f"{metric} {record.metrics[metric]:.4f}")
+                    told = {n: v for n, v in record.numbers.items() if n.startswith("client_")}
+                    shown = {metric: record.metrics[metric], **told}
+                    note = ", ".join(f"{name} {value:.4f}" for name, value in shown.items())
+                    bars.update(bar, note=note)
 
             def tell(note: str, directory: Path = directory) -> None:
                 click.echo(f"keyhole: {directory}: {note}", err=True)

@@ -377,7 +377,8 @@ class PopulationClient:
         """The update that the client makes in process, too."""
         settings, keys = DeviceSettings.of(known), fetched.keys
         run = *self._draws(settings), known.manifest.number
-        return ClientJob.of(*run, self.client, keys, fetched.model).train(self._clients(settings))
+        job = ClientJob.of(*run, self.client, keys, fetched.model)
+        return job.train(self._clients(settings)).update
 
     def _draws(self, settings: DeviceSettings) -> tuple[int, int]:
         """Seed and trial, in the words of a run in process."""

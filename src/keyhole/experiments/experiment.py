@@ -236,6 +236,7 @@ class Experiment:
             seed=self.spec.seed,
             trial=trial,
             over=self.spec.mean_over,
+            max_weight=self.spec.client.max_examples or inf,
             delivery=self._delivery,
             aggregate=self._aggregate,
             privacy=None if private is None else Privacy(**private.values()),

@@ -153,8 +153,8 @@ class TrainedRun:
         )
 
     def frame(self) -> Any:
-        """Returns a pandas frame with a row for each trial and round: metrics, bytes of a client
-        on average, clients asked and added.
+        """Returns a pandas frame with a row for each trial and round: metrics, means of what
+        clients reported as `client_NAME`, bytes of a client on average, clients asked and added.
 
         Raises:
             InputError: pandas is not installed.
@@ -186,17 +186,17 @@ class TrainedRun:
                 "bytes; choose one of them"
             )
         measured = [
-            [i for i, r in enumerate(trial.records) if metric in r.metrics] for trial in self.trials
+            [i for i, r in enumerate(trial.records) if metric in r.numbers] for trial in self.trials
         ]
         common = sorted(set(measured[0]).intersection(*measured[1:]))
         if not common:
-            known = sorted({n for t in self.trials for r in t.records for n in r.metrics})
+            known = sorted({n for t in self.trials for r in t.records for n in r.numbers})
             raise InputError(
                 f"the run has no such metric: got {metric!r}; expected "
                 f"{', '.join(known) or 'one that was measured, see evaluate_every'}; "
                 f"{near_miss(metric, known)}"
             )
-        values = [[trial.records[i].metrics[metric] for i in common] for trial in self.trials]
+        values = [[trial.records[i].numbers[metric] for i in common] for trial in self.trials]
         if against == "rounds":
             return np.array(common, np.float64) + 1, np.array(values)
         spent = [np.cumsum(trial.bytes_per_round)[common] for trial in self.trials]
@@ -208,7 +208,8 @@ class TrainedRun:
         """Draws a metric with its 95 % interval over trials; returns matplotlib's figure.
 
         Args:
-            metric: one that was measured while the run trained.
+            metric: one that was measured while the run trained, or `client_NAME` for the mean of
+                what clients reported.
             against: "rounds", or "bytes" as in `curve`.
             path: where to write it, as .png, .svg or .pdf; None writes nothing.
         """
@@ -269,7 +270,8 @@ def _row(trial: int, record: RoundRecord) -> dict[str, float]:
         "bytes_down": sum(record.bytes_down) / clients,
         "bytes_up": sum(record.bytes_up) / clients,
         "distinct_keys": record.distinct_keys,
-        **record.metrics,
+        **({} if record.total_weight is None else {"total_weight": record.total_weight}),
+        **record.numbers,
     }
 
 
@@ -316,7 +318,7 @@ def printed(rounds: int, is_shown: bool) -> OnRound:
 
     def show(trial: int, record: RoundRecord) -> None:
         if is_shown and (record.metrics or record.round + 1 == rounds):
-            found = ", ".join(f"{name} {value:.4g}" for name, value in record.metrics.items())
+            found = ", ".join(f"{name} {value:.4g}" for name, value in record.numbers.items())
             sys.stderr.write(f"trial {trial}, round {record.round + 1}/{rounds}: {found}\n")
 
     return show

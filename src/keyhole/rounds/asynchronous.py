@@ -22,10 +22,11 @@ import numpy as np
 
 from keyhole import tree
 from keyhole.aggregation.base import ClientResult, SumResult
-from keyhole.arrays import Tree
 from keyhole.delivery.base import Cost
 from keyhole.errors import InputError
 from keyhole.primitives.layout import Layout
+from keyhole.primitives.report import Report
+from keyhole.rounds.adding import nothing_summed, sum_results
 from keyhole.rounds.clients import Clients
 from keyhole.rounds.machine import Buffering, StreamMachine, Terms, WhyStep
 from keyhole.rounds.record import RoundRecord
@@ -33,17 +34,19 @@ from keyhole.rounds.round import (
     Executor,
     choose,
     deliver,
-    nothing_summed,
     open_round,
     record_results,
     refused_whole,
-    sum_results,
+    states_of,
     train,
 )
 from keyhole.rounds.spec import RunParts
 from keyhole.sampling import ClientStream, Stream, generator
+from keyhole.server.inputs import weighted
 from keyhole.server.row_sums import RowUpdate
 from keyhole.server.state import ServerState
+
+_APART = ("keys", "update", "report")  # of a result under way, beside its plain numbers
 
 
 @dataclass
@@ -84,6 +87,8 @@ class AsyncRound:
             staleness=[age for _, age in self._added] if is_step else [],
             incidents=[*self.incidents, *refused_whole(self.ended)],
             input_bound=parts.input_bound,
+            total_weight=summed.reported.weight,
+            client_metrics=summed.reported.metrics,
             **record_results(self.ended, self.costs, summed),
         )
         return summed.rows, record
@@ -92,16 +97,15 @@ class AsyncRound:
         assert parts.buffering is not None
         weight = parts.buffering.weight
         weighed = [
-            replace(result, update=_scale(result.update, weight(age)))
+            replace(result, update=weighted(result.update, weight(age)))
             for result, age in self._added
         ]
         return sum_results(t, weighed, layout, parts)
 
-
-def _scale(update: Tree, weight: float) -> Tree:
-    if weight == 1:
-        return update
-    return tree.map_leaves(lambda leaf: leaf * np.asarray(weight, leaf.dtype), update)
+    @property
+    def added(self) -> list[ClientResult]:
+        """The results of those whose updates count."""
+        return [result for result, _ in self._added]
 
 
 @dataclass(order=True, frozen=True)
@@ -149,6 +153,7 @@ class Buffered:
                 this.end(flight.result, machine.end(flight.version, has_sent))
         self._drawn = stream.drawn
         why, steps = machine.closed, state.steps
+        clients.states.offer(states_of(this.added))
         return this.close(t, steps, why, state.layout, parts)
 
     def dump(self) -> bytes:
@@ -160,7 +165,11 @@ class Buffered:
             arrays |= {f"{i}/keys/{name}": z.array for name, z in result.keys.items()}
             if result.update is not None:
                 arrays |= {f"{i}/update/{p}": a for p, a in tree.flatten(result.update).items()}
-            about = {n: v for n, v in vars(result).items() if n not in ("keys", "update")}
+            about = {n: v for n, v in vars(result).items() if n not in _APART}
+            if (report := result.report) is not None:
+                about["told"] = [report.weight, dict(report.metrics)]
+                if report.state is not None:
+                    arrays[f"{i}/state"] = np.frombuffer(report.state, np.uint8)
             flights.append([flight.finish, flight.order, flight.version, about])
         counts = {"now": self._now, "drawn": self._drawn, "started": self._started}
         text = json.dumps({**counts, "flights": flights})
@@ -220,4 +229,9 @@ def _restore(
     keys = {space.name: space.keys(own[f"keys/{space.name}"]) for space in layout.spaces}
     leaves = {n.removeprefix("update/"): a for n, a in own.items() if n.startswith("update/")}
     update = tree.unflatten(layout.structure, leaves) if leaves else None
-    return ClientResult(keys=keys, update=update, **about)
+    told, report = dict(about), None
+    if "told" in told:
+        state = own["state"].tobytes() if "state" in own else None
+        weight, metrics = told.pop("told")
+        report = Report(None, weight, metrics, state)
+    return ClientResult(keys=keys, update=update, report=report, **told)

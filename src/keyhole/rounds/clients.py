@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, overload
+from dataclasses import dataclass, field, replace
+from inspect import signature
+from typing import Any, Protocol, TypeAlias, overload
 
 import numpy as np
 
@@ -15,20 +16,44 @@ from keyhole.keys.choice import ClientContext
 from keyhole.parts import running
 from keyhole.primitives.keyspace import Keys
 from keyhole.primitives.layout import ClientKeys, KeysBySpace, Layout, RowSource
+from keyhole.primitives.report import Report, unpack_state
 from keyhole.sampling import Stream, generator
+from keyhole.server.client_states import MAX_STATE_BYTES, ClientStates
 from keyhole.server.inputs import UNBOUND, InputBound
 
 
-class ClientUpdateFn(Protocol):
-    """Any `(slices, data, rng) -> update` on NumPy arrays, in whatever framework.
+@dataclass(frozen=True, eq=False)
+class TrainContext:
+    """What a client knows when it trains, besides slices, data and random numbers: a train function
+    that declares a parameter `context` is given it by that name.
 
-    The update is start minus end, shaped as the slices. All randomness comes from `rng`, which is a
-    function of (seed, round, client).
+    Args:
+        client: its number in the population; on a device, the one that its operator gave it.
+        round: from 0.
+        keys: those that its slices hold, by key space; they may differ from round to round.
+        state: what it last reported as `Report.state`, None at first. The arrays are its own.
     """
 
-    def __call__(self, slices: Tree, data: Any, rng: np.random.Generator, /) -> Tree:
-        """Trains on `data` from `slices` on."""
-        ...
+    client: int
+    round: int
+    keys: KeysBySpace
+    state: Tree | None = None
+
+
+ClientUpdateFn: TypeAlias = Callable[..., Any]
+"""Any `(slices, data, rng) -> update` on NumPy arrays, in whatever framework.
+
+The update is start minus end, shaped as the slices; a `Report` holds it with more. All randomness
+comes from `rng`, which is a function of (seed, round, client). `(slices, data, rng, context)` is
+given a `TrainContext`, too."""
+
+
+def takes_context(train: ClientUpdateFn) -> bool:
+    """Whether a train function declares a parameter `context`."""
+    try:
+        return "context" in signature(train).parameters
+    except (TypeError, ValueError):  # of C, without a signature
+        return False
 
 
 def _as_they_are(data: Any, _: KeysBySpace) -> Any:
@@ -44,10 +69,13 @@ class Clients:
         data: `client -> its data`; may load it from disk.
         choose: `(data, context) -> keys`: one `Keys`, or several in a list or by the name of their
             key space. `context.max_keys` has the most of each; see `ClientContext`.
-        train: `(sub-model, data, rng) -> update`, start minus end, shaped as the sub-model.
+        train: `(sub-model, data, rng) -> update`, start minus end, shaped as the sub-model, or a
+            `Report` that holds it; it may take a `TrainContext`, too.
         localize: `(data, keys) -> data` in which keys are counted among the client's own, as the
             sub-model has them; `keys` are by the name of their key space. Data that name no keys
             stay as they are.
+        states: what clients keep between rounds; a run has its own.
+        max_state_bytes: the most that one client may keep.
     """
 
     count: int
@@ -55,6 +83,8 @@ class Clients:
     choose: Callable[[Any, ClientContext], ClientKeys]
     train: ClientUpdateFn
     localize: Callable[[Any, KeysBySpace], Any] = _as_they_are
+    states: ClientStates = field(default_factory=ClientStates, compare=False)
+    max_state_bytes: int = MAX_STATE_BYTES
 
 
 class KeyRules(Protocol):
@@ -163,7 +193,8 @@ def is_nothing(update: Tree) -> bool:
 class ClientJob:
     """One client's training in one round: all that a worker needs besides `Clients`.
 
-    `bound` is what an honest client clips its update to.
+    `bound` is what an honest client clips its update to, and how it weighs it. `state` is what the
+    client keeps between rounds, packed.
     """
 
     client: int
@@ -171,22 +202,36 @@ class ClientJob:
     keys: KeysBySpace
     submodel: Tree
     bound: InputBound = UNBOUND
+    state: bytes | None = None
 
-    def run(self, clients: Clients) -> Tree:
-        """Returns the update; `NOTHING` where the client has no examples."""
+    def run(self, clients: Clients) -> Report:
+        """Returns what the client reports; the update `NOTHING` where it has no examples."""
         try:
             return self.train(clients)
         except NoExamplesError:
-            return NOTHING
+            return Report(NOTHING)
 
-    def train(self, clients: Clients) -> Tree:
-        """Returns the update, clipped, a function of the job and the client's data alone; raises
-        NoExamplesError where the client has no examples.
+    def train(self, clients: Clients) -> Report:
+        """Returns the report, its update clipped and weighted and its state packed, a function of
+        the job and the client's data alone; raises NoExamplesError where the client has none.
         """
+        return self.bound.ready(self.brought(clients), self.keys, self._who)
+
+    def brought(self, clients: Clients) -> Report:
+        """Returns the report before its update is clipped and weighted."""
+        given = {}
         with running("train", _WHO, self.client, self.seed_path[-2]):
             data = clients.localize(clients.data(self.client), self.keys)
-            update = clients.train(self.submodel, data, generator(*self.seed_path))
-        return self.bound.clip(update, self.keys)
+            if takes_context(clients.train):
+                held = None if self.state is None else unpack_state(self.state, self._who)
+                given["context"] = TrainContext(self.client, self.seed_path[-2], self.keys, held)
+            found = clients.train(self.submodel, data, generator(*self.seed_path), **given)
+        report = Report.of(found).checked(self._who, clients.max_state_bytes)
+        return replace(report, weight=_examples(data)) if report.weight is None else report
+
+    @property
+    def _who(self) -> str:
+        return f"client {self.client} in round {self.seed_path[-2]}"
 
     @staticmethod
     def of(
@@ -197,9 +242,18 @@ class ClientJob:
         keys: KeysBySpace,
         submodel: Tree,
         bound: InputBound = UNBOUND,
+        state: bytes | None = None,
     ) -> ClientJob:
         """The job of a client in round t; its randomness is the client's in that round."""
-        return ClientJob(client, (seed, trial, Stream.CLIENT, t, client), keys, submodel, bound)
+        path = (seed, trial, Stream.CLIENT, t, client)
+        return ClientJob(client, path, keys, submodel, bound, state)
+
+
+def _examples(data: Any) -> float | None:
+    """How many examples a client's data hold, where they are named arrays or a list."""
+    held = list(data.values()) if isinstance(data, Mapping) else [data]
+    counts = {len(column) for column in held if hasattr(column, "__len__")}
+    return float(counts.pop()) if len(counts) == 1 else None
 
 
 class Jobs(Sequence[ClientJob]):
@@ -207,7 +261,7 @@ class Jobs(Sequence[ClientJob]):
 
     `seed_path` is seed, trial and round; `keys` has what a client's sub-model holds, in the order
     of the jobs; `source` is that of the rows, where they can be selected elsewhere; `bound` holds
-    for every update.
+    for every update; `states` returns what a client keeps between rounds.
     """
 
     def __init__(
@@ -217,11 +271,13 @@ class Jobs(Sequence[ClientJob]):
         submodel: Callable[[int], Tree],
         source: RowSource | None = None,
         bound: InputBound = UNBOUND,
+        states: Callable[[int], bytes | None] = lambda _: None,
     ) -> None:
         self.seed_path = seed_path
         self.keys = keys
         self.source = source
         self.bound = bound
+        self.states = states
         self._submodel = submodel
         self._clients = list(keys)
 
@@ -233,8 +289,9 @@ class Jobs(Sequence[ClientJob]):
         if isinstance(at, slice):
             return [self[place] for place in range(len(self))[at]]
         client = self._clients[at]
-        submodel = self._submodel(client)
-        return ClientJob.of(*self.seed_path, client, self.keys[client], submodel, self.bound)
+        keys, submodel = self.keys[client], self._submodel(client)
+        state = self.states(client)
+        return ClientJob.of(*self.seed_path, client, keys, submodel, self.bound, state)
 
     def __len__(self) -> int:
         return len(self._clients)

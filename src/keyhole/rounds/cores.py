@@ -15,8 +15,8 @@ import jax
 from jax.extend.backend import backends, get_default_device, register_backend_factory
 from jaxlib.xla_client import make_cpu_client
 
-from keyhole.arrays import Tree
 from keyhole.errors import InputError
+from keyhole.primitives.report import Report
 from keyhole.rounds.clients import ClientJob, Clients
 from keyhole.rounds.workers import THREADS, count_cores, set_one_thread
 
@@ -115,7 +115,7 @@ class Cores:
                 f"number of cores is out of range: got {self.count}; expected 1 or more; pass 1"
             )
 
-    def __call__(self, clients: Clients, jobs: Sequence[ClientJob]) -> list[Tree]:
-        """Returns updates in the order of the jobs; raises what the first client that failed has
+    def __call__(self, clients: Clients, jobs: Sequence[ClientJob]) -> list[Report]:
+        """Returns reports in the order of the jobs; raises what the first client that failed has
         raised."""
         return map_on_cores(lambda job: job.run(clients), jobs, self.count)

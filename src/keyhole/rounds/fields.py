@@ -23,6 +23,8 @@ NONE = "none"
 
 
 Positive = Annotated[float, Meta(gt=0)]
+NotNegative = Annotated[float, Meta(ge=0)]
+CountOrNone = Annotated[int, Meta(ge=0)]
 
 
 def said(doc: str, *flags: str) -> Meta:

@@ -1,10 +1,10 @@
 """Makes rounds in order, durable and resumable; a signal stops a run without losing a round.
 
 A run directory holds `plan.json`, which says what the run is made of, `records.jsonl` and `state/`,
-the store of the server's state. A round is in the store before it counts, and its record with it,
-so a run that is killed at any moment goes on from the last durable round and ends with the bytes of
-a run that was never killed. Metrics are a function of the state: where the last ones were lost,
-they are computed again.
+the store of the server's state; `clients/` holds what clients keep between rounds. A round is in
+the store before it counts, and its record with it, so a run that is killed at any moment goes on
+from the last durable round and ends with the bytes of a run that was never killed. Metrics are a
+function of the state: where the last ones were lost, they are computed again.
 """
 
 from __future__ import annotations
@@ -37,12 +37,13 @@ from keyhole.rounds.record import (
 from keyhole.rounds.round import Executor, in_process, run_round
 from keyhole.rounds.spec import RunParts
 from keyhole.sampling import check_count
+from keyhole.server.client_states import ClientStates
 from keyhole.server.row_sums import RowUpdate
 from keyhole.server.state import ServerState
 from keyhole.server.store import Store, create_store, recover
 
 _PATIENCE = 3  # rounds whose updates are all refused, before the run ends
-_RECORDS, _PLAN, _STATE = "records.jsonl", "plan.json", "state"
+_RECORDS, _PLAN, _STATE, _CLIENTS = "records.jsonl", "plan.json", "state", "clients"
 
 
 @dataclass(frozen=True)
@@ -226,11 +227,13 @@ class Run:
             self.store.close()
 
     def _commit(self, updates: tuple[RowUpdate, ...], record: RoundRecord) -> None:
+        self.clients.states.write(record.round)
         if self.store is None:
             self.state.step(updates)
         else:
             metadata = self._metadata([*self._skipped(), record])
             self.store.commit(self.state, updates, metadata)
+        self.clients.states.commit(record.round)
 
     def _metadata(self, records: list[RoundRecord]) -> bytes:
         """What is stored with a step: description and records, which hold no NUL, and what is
@@ -290,6 +293,7 @@ def start_run(
     kind, directory = kind or _rounds_of(parts), None if directory is None else Path(directory)
     parts = kind.prepare(parts, directory)
     _check(state, clients, parts)
+    clients = replace(clients, states=ClientStates(directory and directory / _CLIENTS, -1))
     if directory is None:
         return Run(state, clients, parts, kind)
     described = describe_run(state, clients, parts, kind)
@@ -337,6 +341,8 @@ def resume_run(
         stored = decode_records(lines)
         records, notes = _merge(read_records(directory / _RECORDS), stored)
         kind.load(under_way, state.layout)
+        durable = stored[-1].round if stored else -1
+        clients = replace(clients, states=ClientStates(directory / _CLIENTS, durable))
         write_records(directory / _RECORDS, records)  # nothing is refused from here on
     except BaseException:
         found.store.close()

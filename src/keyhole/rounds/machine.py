@@ -20,7 +20,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from keyhole.errors import InputError
-from keyhole.sampling import Outcome
+from keyhole.sampling import Cohorts, Outcome
 
 Why: TypeAlias = Literal["goal", "time", "everyone"]
 """Why a round closed: enough updates, no more time, or nobody left to wait for."""
@@ -44,6 +44,13 @@ class Terms:
                 f"a round could never close: got goal {self.goal}, {self.seconds} seconds; "
                 "expected a goal from 0, and seconds above 0; choose other terms"
             )
+
+
+def terms_of(cohorts: Cohorts, asked: Sequence[int], seconds: float = inf) -> Terms:
+    """Returns when a round with these clients closes: all of them are waited for unless more were
+    asked than the round needs."""
+    goal = min(cohorts.size, len(asked)) if cohorts.over_selection > 1 else len(asked)
+    return Terms(goal, seconds)
 
 
 @dataclass(frozen=True)

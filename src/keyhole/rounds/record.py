@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from keyhole.errors import InputError
 from keyhole.files import replacing, write_all
+from keyhole.primitives.report import MetricOfClients
 from keyhole.rounds.fields import typed
 from keyhole.rounds.machine import Why
 from keyhole.server.inputs import HeldBy
@@ -59,6 +60,9 @@ class RoundRecord:
         incidents: what went wrong beside the clients, such as a worker that was lost and whose work
             was done again.
         metrics: name -> value, where the round was evaluated.
+        total_weight: of all updates that were added, where means are weighted by examples.
+        client_metrics: name -> what clients reported under it, with mean and deciles; the mean
+            alone where a secure sum hides the numbers of single clients.
     """
 
     round: int
@@ -89,6 +93,14 @@ class RoundRecord:
     input_bound: HeldBy | Literal["none"] = "none"
     incidents: list[str] = field(default_factory=list)
     metrics: Mapping[str, float] = field(default_factory=dict)
+    total_weight: float | None = None
+    client_metrics: Mapping[str, MetricOfClients] = field(default_factory=dict)
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """Metrics, and the means of what clients reported, each as `client_NAME`."""
+        told = {f"client_{name}": found.mean for name, found in self.client_metrics.items()}
+        return told | dict(self.metrics)
 
     @property
     def is_skipped(self) -> bool:
@@ -118,8 +130,14 @@ def metrics_from_json(told: Mapping[str, float | None]) -> dict[str, float]:
 
 def encode_records(records: Iterable[RoundRecord]) -> bytes:
     """Returns one line of JSON for each record."""
-    told = (asdict(r) | {"metrics": metrics_to_json(r.metrics)} for r in records)
+    told = (_told(r) | {"metrics": metrics_to_json(r.metrics)} for r in records)
     return b"".join(json.dumps(each, sort_keys=True).encode() + b"\n" for each in told)
+
+
+def _told(record: RoundRecord) -> dict[str, Any]:
+    """The fields of a record; what clients report only where they do."""
+    told = asdict(record)
+    return {n: v for n, v in told.items() if v or n not in ("total_weight", "client_metrics")}
 
 
 def decode_records(data: bytes) -> list[RoundRecord]:
@@ -179,6 +197,7 @@ def _scalars(record: RoundRecord) -> dict[str, float]:
     """What is drawn of a record."""
     return {
         **{f"metrics/{name}": value for name, value in record.metrics.items()},
+        **{f"clients/{name}": found.mean for name, found in record.client_metrics.items()},
         "cohort/asked": len(record.clients),
         "cohort/added": len(record.staleness),
         "cohort/refused": len(record.refused),

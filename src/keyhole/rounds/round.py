@@ -10,28 +10,38 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from math import inf
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
-from keyhole.aggregation.base import ClientResult, SumRequest, SumResult, about_of, withheld
-from keyhole.aggregation.privacy.mechanism import PrivateSum
+from keyhole.aggregation.base import ClientResult, SumResult
 from keyhole.arrays import KeyArray, Tree
 from keyhole.delivery.base import Cost
 from keyhole.parts import running
 from keyhole.primitives.keyspace import distinct_keys, key_bytes
 from keyhole.primitives.layout import KeysBySpace, Layout, RowSource
+from keyhole.primitives.report import Report
+from keyhole.rounds.adding import add_up
 from keyhole.rounds.clients import ClientJob, Clients, Jobs, choose_all, is_nothing
-from keyhole.rounds.machine import Answered, Dropped, Reached, Refused, RoundMachine, Terms, Why
+from keyhole.rounds.machine import (
+    Answered,
+    Dropped,
+    Reached,
+    Refused,
+    RoundMachine,
+    Terms,
+    Why,
+    terms_of,
+)
 from keyhole.rounds.record import RoundRecord
 from keyhole.rounds.spec import RunParts
-from keyhole.sampling import Cohorts, Outcome, Stream, sample_dropouts
+from keyhole.sampling import Outcome, Stream, sample_dropouts
 from keyhole.server.inputs import InputBound, TakenUpdate
 from keyhole.server.row_sums import BLOCK, BlockSum, RowUpdate, pair_up, sum_block
 from keyhole.server.state import ServerState
 
-Executor: TypeAlias = Callable[[Clients, Sequence[ClientJob]], Iterable[Tree]]
-"""Where jobs run: `(clients, jobs) -> updates` in the order of the jobs. A job is made, and its
-sub-model selected, each time that it is taken out of `jobs`."""
+Executor: TypeAlias = Callable[[Clients, Sequence[ClientJob]], Iterable[Any]]
+"""Where jobs run: `(clients, jobs) -> reports` in the order of the jobs: what `job.run` returns, or
+bare updates. A job is made, and its sub-model selected, each time that it is taken out of
+`jobs`."""
 
 
 @runtime_checkable
@@ -45,8 +55,8 @@ class Engine(Protocol):
         """What `choose_all` returns."""
         ...
 
-    def __call__(self, clients: Clients, jobs: Sequence[ClientJob]) -> Iterable[Tree]:
-        """Runs jobs; returns their updates in order."""
+    def __call__(self, clients: Clients, jobs: Sequence[ClientJob]) -> Iterable[Any]:
+        """Runs jobs; returns their reports in order."""
         ...
 
     def add_up(
@@ -61,7 +71,7 @@ class Engine(Protocol):
         ...
 
 
-def in_process(clients: Clients, jobs: Sequence[ClientJob]) -> Iterable[Tree]:
+def in_process(clients: Clients, jobs: Sequence[ClientJob]) -> Iterable[Report]:
     """Runs jobs one after the other in this process."""
     return (job.run(clients) for job in jobs)
 
@@ -87,6 +97,7 @@ def run_round(
     slices = deliver(state, keys, machine, parts)  # psi
     results = train(clients, slices, t, machine, parts, execute, parts.adds_in_blocks)  # u
     total = add_up(t, results.each, state.layout, parts, results.blocks)  # phi
+    clients.states.offer(states_of(results.each))
     return total.rows, record_round(t, state, parts, results, total)
 
 
@@ -95,13 +106,6 @@ def check_budget(t: int, state: ServerState, parts: RunParts) -> None:
     account = parts.account(state.layout)
     if account is not None:
         account.check(t)
-
-
-def terms_of(cohorts: Cohorts, asked: Sequence[int], seconds: float = inf) -> Terms:
-    """Returns when a round with these clients closes: all of them are waited for unless more were
-    asked than the round needs."""
-    goal = min(cohorts.size, len(asked)) if cohorts.over_selection > 1 else len(asked)
-    return Terms(goal, seconds)
 
 
 def open_round(t: int, asked: Sequence[int], parts: RunParts, terms: Terms) -> RoundMachine:
@@ -191,25 +195,28 @@ def train(
         wave, waiting = waiting[: machine.missing], waiting[machine.missing :]
         own = {client: slices.keys[client] for client in wave}
         place = parts.seed, parts.trial, t
-        jobs = Jobs(place, own, slices.submodels.__getitem__, slices.source, parts.bound)
+        held = slices.submodels.__getitem__, slices.source, parts.bound, clients.states.get
+        jobs = Jobs(place, own, *held)
         for client, outcome in zip(wave, work.do(jobs), strict=True):
             is_sent, is_empty = outcome == "sent", outcome == "empty"
             machine.handle(Answered(client) if is_sent else Refused(client, is_empty=is_empty))
-    each = [
-        _result(client, outcome, slices, work.taken.get(client, _NOTHING_TAKEN))
-        for client, outcome in machine.outcomes.items()
-    ]
+    each = [_result(client, outcome, slices, work) for client, outcome in machine.outcomes.items()]
     blocks = tuple(work.blocks) if in_blocks else None
     return CohortResults(each, slices.cost, machine.closed, blocks, work.incidents)
 
 
-def _result(
-    client: int, outcome: Outcome, slices: CohortSlices, taken: TakenUpdate
-) -> ClientResult:
+def _result(client: int, outcome: Outcome, slices: CohortSlices, work: _Work) -> ClientResult:
+    taken, report = work.taken.get(client, _NOTHING_TAKEN), work.told.get(client)
     keys, wanted = slices.keys[client], slices.chosen[client]
     unplaced = sum(map(len, wanted.values())) - sum(map(len, keys.values()))
     result = result_of(client, outcome, keys, taken, slices.layout, slices.cost)
-    return replace(result, unplaced_keys=unplaced)
+    return replace(result, unplaced_keys=unplaced, report=report)
+
+
+def states_of(results: Iterable[ClientResult]) -> dict[int, bytes]:
+    """Returns what clients whose updates count are to keep, packed."""
+    told = ((result.client, result.report) for result in results if result.outcome == "sent")
+    return {c: report.state for c, report in told if report is not None and report.state}
 
 
 @dataclass
@@ -221,6 +228,7 @@ class _Work:
     layout: Layout
     in_blocks: bool
     taken: dict[int, TakenUpdate] = field(default_factory=dict)  # without updates, where in blocks
+    told: dict[int, Report] = field(default_factory=dict)  # beside updates
     blocks: list[BlockSum] = field(default_factory=list)
     incidents: list[str] = field(default_factory=list)
 
@@ -233,20 +241,21 @@ class _Work:
 
     def _bring(self, jobs: Jobs) -> list[Outcome]:
         outcomes: list[Outcome] = []
-        for (client, keys), update in zip(
-            jobs.keys.items(), self.execute(self.clients, jobs), strict=True
-        ):
-            taken = self.taken[client] = _take(jobs.bound, keys, update)
-            without: Outcome = "empty" if is_nothing(update) else "refused"
+        reports = map(Report.of, self.execute(self.clients, jobs))
+        for (client, keys), report in zip(jobs.keys.items(), reports, strict=True):
+            taken = self.taken[client] = _take(jobs.bound, keys, report.update)
+            without: Outcome = "empty" if is_nothing(report.update) else "refused"
             outcomes.append(without if taken.update is None else "sent")
+            if (told := report.beside) is not None:
+                self.told[client] = told
         return outcomes
 
     def _add_up(self, jobs: Jobs) -> list[Outcome]:
         if isinstance(self.execute, Engine):
             blocks = list(self.execute.add_up(self.clients, jobs, self.layout))
         else:
-            updates = self.execute(self.clients, jobs)
-            blocks = pair_up(_in_blocks(jobs, updates, self.layout))
+            reports = map(Report.of, self.execute(self.clients, jobs))
+            blocks = pair_up(_in_blocks(jobs, reports, self.layout))
         self.blocks += blocks
         outcomes: list[Outcome] = ["sent"] * len(jobs)
         start = 0
@@ -256,10 +265,10 @@ class _Work:
             for place in block.empty:
                 outcomes[start + place] = "empty"
             start += BLOCK * block.span
-        self._note_norms(list(jobs.keys), outcomes, blocks)
+        self._note_more(list(jobs.keys), outcomes, blocks)
         return outcomes
 
-    def _note_norms(
+    def _note_more(
         self, clients: Sequence[int], outcomes: Sequence[Outcome], blocks: Sequence[BlockSum]
     ) -> None:
         """Keeps what is known of updates that were added up where they were made."""
@@ -270,6 +279,7 @@ class _Work:
         for block in blocks:
             for client in (clients[start + place] for place in block.above):
                 self.taken[client] = replace(self.taken.get(client, _NOTHING_TAKEN), is_above=True)
+            self.told |= {clients[start + place]: report for place, report in block.told}
             start += BLOCK * block.span
 
 
@@ -298,12 +308,12 @@ def add_up_jobs(
     return _add_block(brought, layout, before())
 
 
-def _in_blocks(jobs: Jobs, updates: Iterable[Tree], layout: Layout) -> Iterator[BlockSum]:
+def _in_blocks(jobs: Jobs, reports: Iterable[Report], layout: Layout) -> Iterator[BlockSum]:
     """Adds up block after block; no more updates are held than one has."""
-    pairs = zip(jobs.keys.values(), updates, strict=True)
+    pairs = zip(jobs.keys.values(), reports, strict=True)
     for _ in range(0, len(jobs), BLOCK):
         block = islice(pairs, BLOCK)
-        yield _add_block([_Brought.of(jobs.bound, keys, update) for keys, update in block], layout)
+        yield _add_block([_Brought.of(jobs.bound, keys, report) for keys, report in block], layout)
 
 
 @dataclass(frozen=True)
@@ -313,10 +323,12 @@ class _Brought:
     keys: KeysBySpace
     taken: TakenUpdate
     is_empty: bool
+    told: Report | None
 
     @staticmethod
-    def of(bound: InputBound, keys: KeysBySpace, update: Tree) -> _Brought:
-        return _Brought(keys, _take(bound, keys, update), is_nothing(update))
+    def of(bound: InputBound, keys: KeysBySpace, report: Report) -> _Brought:
+        taken, is_empty = _take(bound, keys, report.update), is_nothing(report.update)
+        return _Brought(keys, taken, is_empty, report.beside)
 
 
 def _add_block(
@@ -333,12 +345,14 @@ def _add_block(
 
     refused = places(lambda each: each.taken.update is None and not each.is_empty)
     norms = tuple(each.taken.norm for each in sent if each.taken.norm is not None)
+    told = ((first + at, each.told) for at, each in enumerate(brought))
     return replace(
         summed,
         refused=summed.refused + refused,
         empty=summed.empty + places(lambda each: each.is_empty),
         above=summed.above + places(lambda each: each.taken.is_above),
         norms=summed.norms + norms,
+        told=summed.told + tuple((at, report) for at, report in told if report is not None),
     )
 
 
@@ -368,52 +382,6 @@ def result_of(
     )
 
 
-def add_up(
-    t: int,
-    results: Sequence[ClientResult],
-    layout: Layout,
-    parts: RunParts,
-    blocks: tuple[BlockSum, ...] | None = None,
-) -> SumResult:
-    """Hands what clients brought to the run's aggregation; too few make no sum."""
-    sent = sum(result.outcome == "sent" for result in results)
-    if sent < parts.cohorts.min_updates:
-        return withheld(sent, parts.cohorts.min_updates, {})
-    return sum_results(t, results, layout, parts, blocks)
-
-
-def sum_results(
-    t: int,
-    results: Sequence[ClientResult],
-    layout: Layout,
-    parts: RunParts,
-    blocks: tuple[BlockSum, ...] | None = None,
-) -> SumResult:
-    """Returns what the run's aggregation makes of results, however few."""
-    seed_path = parts.seed, parts.trial, t
-    request = SumRequest(
-        layout,
-        results,
-        parts.over,
-        parts.keys_per_client,
-        seed_path,
-        blocks=blocks,
-        goal=terms_of(parts.cohorts, [result.client for result in results]).goal,
-    )
-    add = parts.aggregate.add
-    if parts.privacy is not None:
-        add = PrivateSum(parts.aggregate, parts.privacy, parts.cohorts).add
-    with running("add of the sum", " in round {}", t):
-        total = add(request)
-    # A sum of one's own need not repeat in every result what it declares.
-    return total if total.seen_by else replace(total, seen_by=about_of(parts.aggregate).seen_by())
-
-
-def nothing_summed(parts: RunParts) -> SumResult:
-    """Returns the sum of a round that makes no step."""
-    return SumResult(None, {}, seen_by=about_of(parts.aggregate).seen_by())
-
-
 def record_round(
     t: int, state: ServerState, parts: RunParts, results: CohortResults, summed: SumResult
 ) -> RoundRecord:
@@ -438,6 +406,8 @@ def record_round(
         **record_results(each, [results.cost], summed),
         not_opened=summed.error,
         input_bound=parts.input_bound,
+        total_weight=summed.reported.weight,
+        client_metrics=summed.reported.metrics,
         privacy={} if account is None else account.describe(t, asked, added),
     )
 

@@ -20,9 +20,11 @@ from keyhole.errors import InputError
 from keyhole.identity import Ref, identity_of
 from keyhole.rounds.draws import SIMULATED, Draws
 from keyhole.rounds.fields import VERSION, Record, convert, merge, nest, read
+from keyhole.rounds.fields import CountOrNone as _CountOrNone
+from keyhole.rounds.fields import NotNegative as _NotNegative
 from keyhole.rounds.fields import Positive as _Positive
 from keyhole.rounds.fields import said as _said
-from keyhole.rounds.sum_spec import AggregationSpec
+from keyhole.rounds.sum_spec import AggregationSpec, PrivacySpec
 from keyhole.sampling import Cohorts, check_count
 
 if TYPE_CHECKING:
@@ -37,16 +39,14 @@ if TYPE_CHECKING:
     from keyhole.server.row_sums import Over
 
 Sampling = Literal["fixed", "poisson", "cyclic"]
-MeanOver = Literal["cohort", "choosers", "nothing"]
+MeanOver = Literal["cohort", "choosers", "examples", "nothing"]
 
 _DRAWN = ("random", "random-top", "independent")
 _MAX_SEED = 2**32 - 1
 _WHAT = "the record of a run"
 
 
-_NotNegative = Annotated[float, Meta(ge=0)]
 _Count = Annotated[int, Meta(ge=1)]
-_CountOrNone = Annotated[int, Meta(ge=0)]
 _Share = Annotated[float, Meta(ge=0, lt=1)]
 
 
@@ -125,46 +125,6 @@ class ServerSpec(Record, frozen=True, kw_only=True):
     ] = None
 
 
-class PrivacySpec(Record, frozen=True, kw_only=True):
-    """Differential privacy of a client."""
-
-    noise: Annotated[_NotNegative, _said("Noise multiplier: in units of --dp-clip.", "--dp-noise")]
-    clip: Annotated[_Positive, _said("L2 clipping norm of a client's update.", "--dp-clip")]
-    delta: Annotated[
-        Annotated[float, Meta(gt=0, lt=1)],
-        _said("Delta, for which epsilon is stated.", "--dp-delta"),
-    ] = 1e-6
-    budget: Annotated[
-        _Positive | None,
-        _said("Max epsilon; a round that would spend more does not start.", "--dp-budget"),
-    ] = None
-    kind: Annotated[
-        Literal["all-rows", "thresholded", "correlated"],
-        _said(
-            "Noise on all rows, on rows that enough clients chose, or correlated over rounds.",
-            "--dp-kind",
-        ),
-    ] = "all-rows"
-    threshold: Annotated[
-        float,
-        _said(
-            "With --dp-kind thresholded: rows whose noisy count of clients is lower are dropped.",
-            "--dp-threshold",
-        ),
-    ] = 10.0
-    rounds: Annotated[
-        _CountOrNone, _said("Rounds that correlated noise is planned for; 0 for other kinds.")
-    ] = 0
-    bands: Annotated[
-        _CountOrNone,
-        _said(
-            "With --dp-kind correlated: number of bands of the noise-correlation matrix, that is "
-            "of rounds over which noise is correlated; 0 for all previous rounds.",
-            "--dp-bands",
-        ),
-    ] = 0
-
-
 class AsyncSpec(Record, frozen=True, kw_only=True):
     """Asynchronous rounds."""
 
@@ -241,8 +201,8 @@ class RunSpec(Record, frozen=True, kw_only=True):
     mean_over: Annotated[
         MeanOver,
         _said(
-            "Divide a key's sum by the cohort (Eq. 5) or by the number of clients that chose the "
-            "key.",
+            "Divide a key's sum by the cohort (Eq. 5), or by the number of clients that chose the "
+            "key; or weight updates by the clients' numbers of examples, and divide by their sum.",
             "--mean-over",
         ),
     ] = "cohort"
@@ -334,7 +294,10 @@ class RunParts:
         devices: kinds of device; each client has one for good, and its memory bounds its keys too.
         seed: of everything random.
         trial: which repetition; both arms of a comparison use the same.
-        over: what sums are divided by: the cohort (Eq. 5) or those who chose the key.
+        over: what sums are divided by: the cohort (Eq. 5), those who chose the key, or, of updates
+            that are weighted by examples, the sum of weights.
+        max_weight: W, the max weight of an update where they are weighted: clients with more
+            examples count as W; infinity for none.
         delivery: how slices travel.
         aggregate: how updates are added up.
         privacy: what the run promises about one client; None promises nothing.
@@ -358,7 +321,8 @@ class RunParts:
     devices: tuple[DeviceClass, ...] = ()
     seed: int = 0
     trial: int = 0
-    over: Over = "cohort"
+    over: MeanOver = "cohort"
+    max_weight: float = inf
     delivery: Delivery = field(default_factory=_on_demand)
     aggregate: Aggregation = field(default_factory=_plain)
     privacy: Privacy | None = None
@@ -394,7 +358,22 @@ class RunParts:
 
         about = self._sum
         is_checked = about.inputs == "checked"
-        return InputBound(self.max_update_norm, self.above_norm, is_checked, about.needs_norms)
+        weight = self.max_weight if self.is_weighted else None
+        norm = self.max_update_norm
+        return InputBound(norm, self.above_norm, is_checked, about.needs_norms, weight)
+
+    @property
+    def is_weighted(self) -> bool:
+        """Whether updates count by their clients' numbers of examples."""
+        return self.over == "examples"
+
+    @property
+    def divisor(self) -> Over:
+        """What the aggregation divides by. The weight of all is known once it has added up; where
+        privacy is promised it is nobody's to know, and the planned cohort stands in its place."""
+        if self.over != "examples":
+            return self.over
+        return "nothing" if self.privacy is None else "cohort"
 
     @property
     def input_bound(self) -> HeldBy | Literal["none"]:
@@ -442,6 +421,8 @@ class RunParts:
         from keyhole.rounds.clients import check_keys_per_client
 
         check_keys_per_client(layout, self.keys_per_client)
+        if self.is_weighted:
+            self._check_weights()
         # Rings that are too small, and promises that cannot be kept, show before the first round.
         if self._sum.ring is not None:
             self._sum.ring.for_clients(self.cohorts.asked)
@@ -449,7 +430,28 @@ class RunParts:
         if self.privacy is not None and account is not None:
             account.check(0)
             private = PrivateSum(self.aggregate, self.privacy, self.cohorts)
-            private.check(layout, self.keys_per_client, self.over)
+            private.check(layout, self.keys_per_client, self.divisor)
+
+    def _check_weights(self) -> None:
+        """Raises InputError where updates cannot be weighted."""
+        about = self._sum
+        bounded = {
+            "differential privacy": self.privacy is not None,
+            "a secure sum": about.ring is not None,
+            "max_update_norm": self.max_update_norm < inf,
+        }
+        bounds = [name for name, is_there in bounded.items() if is_there]
+        if bounds and self.max_weight == inf:
+            raise InputError(
+                f"a weight without a bound: got means over examples with {' and '.join(bounds)}; "
+                "expected a max number of examples of a client, which bounds how much one adds; "
+                "pass --max-examples, or RunParts(max_weight=...)"
+            )
+        if about.is_robust:
+            raise InputError(
+                f"a robust sum takes updates that count alike: got means over examples with "
+                f"{about.name}; expected another mean or another sum; leave --mean-over out"
+            )
 
     def _check_stream(self, buffering: Buffering) -> None:
         """Raises InputError where rounds cannot be asynchronous."""

@@ -1,4 +1,4 @@
-"""AggregationSpec: how updates are added up, and how long one may be; a part of `RunSpec`.
+"""AggregationSpec and PrivacySpec: how updates are added up, and what is promised; in `RunSpec`.
 
 This module imports neither JAX nor Numba: a command reads its options before it loads either.
 """
@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from keyhole.identity import Ref
-from keyhole.rounds.fields import Positive, Record, said
+from keyhole.rounds.fields import CountOrNone, NotNegative, Positive, Record, said
 
 
 class AggregationSpec(Record, frozen=True, kw_only=True):
@@ -104,3 +104,43 @@ class AggregationSpec(Record, frozen=True, kw_only=True):
             "--norm-alarm",
         ),
     ] = None
+
+
+class PrivacySpec(Record, frozen=True, kw_only=True):
+    """Differential privacy of a client."""
+
+    noise: Annotated[NotNegative, said("Noise multiplier: in units of --dp-clip.", "--dp-noise")]
+    clip: Annotated[Positive, said("L2 clipping norm of a client's update.", "--dp-clip")]
+    delta: Annotated[
+        Annotated[float, Meta(gt=0, lt=1)],
+        said("Delta, for which epsilon is stated.", "--dp-delta"),
+    ] = 1e-6
+    budget: Annotated[
+        Positive | None,
+        said("Max epsilon; a round that would spend more does not start.", "--dp-budget"),
+    ] = None
+    kind: Annotated[
+        Literal["all-rows", "thresholded", "correlated"],
+        said(
+            "Noise on all rows, on rows that enough clients chose, or correlated over rounds.",
+            "--dp-kind",
+        ),
+    ] = "all-rows"
+    threshold: Annotated[
+        float,
+        said(
+            "With --dp-kind thresholded: rows whose noisy count of clients is lower are dropped.",
+            "--dp-threshold",
+        ),
+    ] = 10.0
+    rounds: Annotated[
+        CountOrNone, said("Rounds that correlated noise is planned for; 0 for other kinds.")
+    ] = 0
+    bands: Annotated[
+        CountOrNone,
+        said(
+            "With --dp-kind correlated: number of bands of the noise-correlation matrix, that is "
+            "of rounds over which noise is correlated; 0 for all previous rounds.",
+            "--dp-bands",
+        ),
+    ] = 0

@@ -21,9 +21,10 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from keyhole.arrays import Tree, keep_freed_memory
+from keyhole.arrays import keep_freed_memory
 from keyhole.errors import InputError, WorkerError
 from keyhole.parts import own_frames
+from keyhole.primitives.report import Report
 from keyhole.rounds.clients import ClientJob, Clients
 
 MAX_ATTEMPTS = 3  # at one job, before the job and not the machine is blamed
@@ -74,8 +75,8 @@ class Workers:
         """Process numbers of the workers."""
         return [process.pid for process in self._processes.values() if process.pid is not None]
 
-    def __call__(self, clients: Clients, jobs: Sequence[ClientJob]) -> list[Tree]:
-        """Runs jobs on whichever worker is free; returns updates in the order of the jobs.
+    def __call__(self, clients: Clients, jobs: Sequence[ClientJob]) -> list[Report]:
+        """Runs jobs on whichever worker is free; returns reports in the order of the jobs.
 
         Args:
             clients: not used: each worker has its own.
@@ -84,7 +85,7 @@ class Workers:
             WorkerError: three workers in a row died of one job.
             Exception: whatever the first client that failed has raised.
         """
-        results: list[Tree] = [None] * len(jobs)
+        results = [Report(None)] * len(jobs)
         busy: dict[Connection, int] = {}
         try:
             self._work(jobs, results, busy)
@@ -96,7 +97,7 @@ class Workers:
         return results
 
     def _work(
-        self, jobs: Sequence[ClientJob], results: list[Tree], busy: dict[Connection, int]
+        self, jobs: Sequence[ClientJob], results: list[Report], busy: dict[Connection, int]
     ) -> None:
         waiting = deque(range(len(jobs)))
         attempts = [0] * len(jobs)

@@ -15,7 +15,7 @@ Hidden: nothing beyond what the sum hides. Not hidden: every update, from the se
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import frexp, inf, isfinite, sqrt
 from typing import Any, Literal, TypeAlias
 
@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from keyhole.arrays import Array, Tree
 from keyhole.errors import InputError, NotFiniteError, ShapeError, TooLargeError
 from keyhole.primitives.keyspace import Keys
+from keyhole.primitives.report import Report
 from keyhole.tree import flatten, map_leaves, unflatten
 
 AboveNorm: TypeAlias = Literal["refuse", "clip"]
@@ -67,9 +68,12 @@ class InputBound:
             and are refused.
         is_checked: whether who adds up sees updates, and so can measure them.
         keeps_norms: whether norms are asked for where there is no bound, too.
+        max_weight: W, where updates are weighted: one with a larger weight counts as W, and an
+            update is multiplied by its weight over W, so that it stays within C. Infinity
+            multiplies by the weight as it is; None weighs nothing.
 
     Raises:
-        InputError: C or `above` is not allowed.
+        InputError: C, `above` or W is not allowed.
 
     >>> bound = InputBound(max_norm=1.0)
     >>> long = {"w": np.array([3.0, 4.0], np.float32)}
@@ -81,8 +85,14 @@ class InputBound:
     above: AboveNorm = "refuse"
     is_checked: bool = True
     keeps_norms: bool = False
+    max_weight: float | None = None
 
     def __post_init__(self) -> None:
+        if self.max_weight is not None and not self.max_weight > 0:
+            raise InputError(
+                f"the max weight is invalid: got {self.max_weight}; expected a number above 0; "
+                "take the max number of examples of a client"
+            )
         if not self.max_norm > 0 or self.above not in ("refuse", "clip"):
             raise InputError(
                 f"the bound on updates is invalid: got max norm {self.max_norm}, above it "
@@ -103,6 +113,27 @@ class InputBound:
         if not self.is_bound or not _is_finite(update):
             return update
         return clip(update, self.max_norm, lambda each: length_of(each, keys))
+
+    def ready(self, report: Report, keys: Mapping[str, Keys], who: str) -> Report:
+        """Returns what an honest device sends: the update clipped, and then weighted where the
+        round weighs. Its weight is what the update was multiplied by, None where that is nothing.
+
+        Raises:
+            InputError: the round weighs, and the report has no weight.
+        """
+        update = self.clip(report.update, keys)
+        if self.max_weight is None:
+            return replace(report, update=update, weight=None)
+        if report.weight is None:
+            raise InputError(
+                f"the update of {who} has no weight: got none, and data whose examples the library "
+                "cannot count; expected one where means are weighted by examples; return "
+                "kh.Report(update, weight=len(examples))"
+            )
+        weight = report.weight
+        if self.max_weight < inf:
+            weight = min(weight, self.max_weight) / self.max_weight
+        return replace(report, update=weighted(update, weight), weight=weight)
 
     def take(self, update: Tree, keys: Mapping[str, Keys]) -> TakenUpdate:
         """Returns what is added up of an update that arrives in the clear."""
@@ -147,6 +178,11 @@ def length_of(update: Tree, keys: Mapping[str, Keys]) -> float:
         if len(z):
             repeats *= int(np.unique(z.array, return_counts=True)[1].max())
     return norm(update) * sqrt(repeats)
+
+
+def weighted(update: Tree, weight: float) -> Tree:
+    """Returns the update times a weight; one of weight 1 stays as it is."""
+    return update if weight == 1 else map_leaves(lambda leaf: _scaled(leaf, weight), update)
 
 
 def usable(update: Tree) -> Tree | None:

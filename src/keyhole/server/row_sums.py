@@ -26,6 +26,7 @@ from keyhole.errors import KeySpaceError, NotFiniteError, ShapeError
 from keyhole.primitives.deselect import divide
 from keyhole.primitives.keyspace import Keys, are_same_rising, distinct_keys
 from keyhole.primitives.layout import Layout, Part
+from keyhole.primitives.report import Report
 from keyhole.server.rows import scatter_add_rows, sum_rows
 
 
@@ -153,6 +154,7 @@ class BlockSum:
         empty: places of those that had nothing to add.
         above: places of those whose update was longer than the round allows.
         norms: of the updates that were added, in order, where they were asked for.
+        told: place and report, without its update, of those that said more than an update.
         span: how many blocks in a row were added up, a power of two.
     """
 
@@ -163,6 +165,7 @@ class BlockSum:
     empty: tuple[int, ...] = ()
     above: tuple[int, ...] = ()
     norms: tuple[float, ...] = ()
+    told: tuple[tuple[int, Report], ...] = ()
 
 
 def sum_updates(
@@ -308,6 +311,7 @@ def _add_pair(left: BlockSum, right: BlockSum) -> BlockSum:
         return tuple(getattr(left, name)) + behind
 
     clients, span = left.clients + right.clients, left.span + right.span
+    told = tuple((left.span * BLOCK + place, report) for place, report in right.told)
     return BlockSum(
         parts,
         clients,
@@ -316,6 +320,7 @@ def _add_pair(left: BlockSum, right: BlockSum) -> BlockSum:
         both("empty"),
         both("above"),
         left.norms + right.norms,
+        left.told + told,
     )
 
 

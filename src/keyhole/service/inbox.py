@@ -12,8 +12,9 @@ from keyhole.delivery.clear import Pregenerated
 from keyhole.delivery.records import Coding, Demand
 from keyhole.errors import InputError, KeyholeError
 from keyhole.primitives.layout import Layout
+from keyhole.rounds.adding import add_up
 from keyhole.rounds.machine import Event
-from keyhole.rounds.round import add_up, result_of
+from keyhole.rounds.round import result_of
 from keyhole.rounds.spec import RunParts
 from keyhole.sampling import Outcome
 from keyhole.server.row_sums import BLOCK, BlockSum, pair_up, sum_block

@@ -38,9 +38,10 @@ from keyhole.rounds.machine import (
     Refused,
     RoundMachine,
     StreamMachine,
+    terms_of,
 )
 from keyhole.rounds.record import RoundRecord
-from keyhole.rounds.round import CohortResults, Executor, check_budget, record_round, terms_of
+from keyhole.rounds.round import CohortResults, Executor, check_budget, record_round
 from keyhole.rounds.spec import RunParts
 from keyhole.sampling import ClientStream, Outcome
 from keyhole.server.row_sums import RowUpdate

@@ -51,7 +51,7 @@ from keyhole.errors import (
     ServiceError,
 )
 from keyhole.primitives.layout import Layout
-from keyhole.rounds.round import terms_of
+from keyhole.rounds.machine import terms_of
 from keyhole.rounds.spec import RunParts
 from keyhole.sampling import Outcome
 from keyhole.service.inbox import Gathered
@@ -356,7 +356,7 @@ class SumServices:
         of_run = now.parts
         divisor = shares[0].clients if of_run.privacy is None else of_run.cohorts.size
         sums = combine(now.aggregation, now.params, shares)
-        rows = tuple(part.divided(of_run.over, divisor) for part in sums)
+        rows = tuple(part.divided(of_run.divisor, divisor) for part in sums)
         added = frozenset(device_name(now.asked[place]) for place in receipt.places)
         total = SumResult(rows, {}, dropped_rows=shares[0].dropped, seen_by=self._seen_by())
         return total, added
@@ -435,5 +435,5 @@ def _ready(layout: Layout, parts: RunParts) -> tuple[SharedSum, float]:
     if privacy is None:
         return check_shared(inner), inf
     private = PrivateSum(inner, privacy, parts.cohorts)
-    private.check(layout, parts.keys_per_client, parts.over)
+    private.check(layout, parts.keys_per_client, parts.divisor)
     return check_shared(private.ready_inner()), privacy.clip

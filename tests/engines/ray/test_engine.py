@@ -63,9 +63,9 @@ def test_a_ray_of_ones_own_is_not_to_be_reached_from_other_machines(own_ray):
 def test_updates_are_those_of_one_process_and_can_be_written_to(engine):
     assert isinstance(engine, Engine)
     clients = crowd.make_clients()
-    for job, update in zip(JOBS, engine(clients, JOBS), strict=True):
-        assert update["x"].tobytes() == job.run(clients)["x"].tobytes()
-        assert update["x"].flags.writeable
+    for job, report in zip(JOBS, engine(clients, JOBS), strict=True):
+        assert report.update["x"].tobytes() == job.run(clients).update["x"].tobytes()
+        assert report.update["x"].flags.writeable
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from keyhole import tree
-from keyhole.arrays import Tree
 from keyhole.data.cache import cache_root
 from keyhole.engines.ray.crew import Crew, connected, fetch
 from keyhole.engines.ray.parcels import KeyBundle, Parcel, dense, packing_of
@@ -28,6 +27,7 @@ from keyhole.errors import InputError
 from keyhole.experiments.experiment import Experiment
 from keyhole.experiments.opening import open_data
 from keyhole.primitives.layout import KeysBySpace, Layout
+from keyhole.primitives.report import Report
 from keyhole.rounds.clients import ClientJob, Clients, choose_all
 from keyhole.rounds.cores import keep_compiled
 from keyhole.rounds.round import add_up_jobs
@@ -149,8 +149,8 @@ class RayEngine:
         found = Call(self._crew, tasks, submit, "asked for keys").run()
         return [keys for piece in found for keys in piece.unpack()]
 
-    def __call__(self, clients: Clients, jobs: Sequence[ClientJob]) -> list[Tree]:
-        """Runs jobs on whichever worker is free; returns updates in the order of the jobs.
+    def __call__(self, clients: Clients, jobs: Sequence[ClientJob]) -> list[Report]:
+        """Runs jobs on whichever worker is free; returns reports in the order of the jobs.
 
         Args:
             clients: not used: each worker has its own.
@@ -163,7 +163,7 @@ class RayEngine:
         self._crew.await_ready()
         found = self._run(tasks_of_updates(len(jobs), self._crew.nodes), jobs)
         # Copies let go of the object store, and can be written to as updates made here can.
-        return [tree.map_leaves(np.array, update) for piece in found for update in piece]
+        return [_with_leaves(np.array, report) for piece in found for report in piece]
 
     def add_up(self, clients: Clients, jobs: Sequence[ClientJob], layout: Layout) -> list[BlockSum]:
         """Runs jobs and adds up their updates where they were made; implements `Engine.add_up`."""
@@ -200,10 +200,14 @@ def _choose(clients: Clients, *told: Any) -> KeyBundle:
     return KeyBundle.of(choose_all(clients, *told))
 
 
-def _train(clients: Clients, parcel: Parcel, shared: tuple[Any, None]) -> list[Tree]:
-    """In a worker: updates."""
+def _train(clients: Clients, parcel: Parcel, shared: tuple[Any, None]) -> list[Report]:
+    """In a worker: reports."""
     common, _ = shared
-    return [tree.map_leaves(dense, job.run(clients)) for job in parcel.jobs(common)]
+    return [_with_leaves(dense, job.run(clients)) for job in parcel.jobs(common)]
+
+
+def _with_leaves(fn: Callable[[Any], Any], report: Report) -> Report:
+    return replace(report, update=tree.map_leaves(fn, report.update))
 
 
 def _train_and_add(

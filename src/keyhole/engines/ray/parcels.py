@@ -11,7 +11,7 @@ Keys of many clients travel as a few arrays, which is faster than many small one
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
 
@@ -104,7 +104,8 @@ def _packing_of_rows(jobs: Jobs, source: RowSource) -> Packing:
         own = [clients[at] for at in places]
         keys = [jobs.keys[client] for client in own]
         rows = None if is_whole else Excerpt.of_keys(source, keys)
-        return _RowParcel(jobs.seed_path, own, KeyBundle.of(keys), rows, jobs.bound)
+        states = {c: state for c in own if (state := jobs.states(c)) is not None}
+        return _RowParcel(jobs.seed_path, own, KeyBundle.of(keys), rows, jobs.bound, states)
 
     return Packing(common, pack)
 
@@ -118,12 +119,17 @@ class _RowParcel:
     keys: KeyBundle
     own: Excerpt | None
     bound: InputBound = UNBOUND
+    states: Mapping[int, bytes] = field(default_factory=dict)
 
     def jobs(self, common: Excerpt) -> Jobs:
         rows = common if self.own is None else common | self.own
         keys = dict(zip(self.clients, self.keys.unpack(), strict=True))
         return Jobs(
-            self.seed_path, keys, lambda client: select_rows(rows, keys[client]), bound=self.bound
+            self.seed_path,
+            keys,
+            lambda client: select_rows(rows, keys[client]),
+            bound=self.bound,
+            states=self.states.get,
         )
 
 
