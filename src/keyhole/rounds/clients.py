@@ -7,8 +7,6 @@ from dataclasses import dataclass, field, replace
 from inspect import signature
 from typing import Any, Protocol, TypeAlias, overload
 
-import numpy as np
-
 from keyhole.arrays import Tree
 from keyhole.errors import InputError, NoExamplesError
 from keyhole.keys.budget import DeviceClass, assign_device, keys_within

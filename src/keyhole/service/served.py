@@ -350,6 +350,11 @@ class Served:
         self, t: int, state: ServerState, clients: Clients, parts: RunParts, execute: Executor
     ) -> tuple[tuple[RowUpdate, ...] | None, RoundRecord]:
         """Publishes round t, waits for its devices, and adds up what they sent."""
+        if parts.is_weighted:
+            raise InputError(
+                "devices do not report weights: got means over examples, over a service; expected "
+                "means over the cohort or over choosers; leave --mean-over out"
+            )
         parts = self._drawing(parts, self._kept())
         if parts.buffering is not None:
             return self._stream(t, parts.buffering).next(t, state, parts)

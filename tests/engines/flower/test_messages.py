@@ -5,7 +5,7 @@ from flwr.app import ConfigRecord, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keyhole.engines.flower.messages import Here, Report, RoundCall, read, write
+from keyhole.engines.flower.messages import Here, NodeReport, RoundCall, read, write
 from keyhole.errors import MalformedError
 from tests.helpers import DIGEST
 
@@ -22,8 +22,8 @@ def test_what_is_written_is_read(clients, seconds, words):
     assert read(write(call), RoundCall) == call
     count = len(clients)
     told = [(words,) * count] * 2 + [(1,) * count] * 2
-    report = Report(tuple(clients), *told, (seconds,) * count)
-    assert read(write(report), Report) == report
+    report = NodeReport(tuple(clients), *told, (seconds,) * count)
+    assert read(write(report), NodeReport) == report
     assert read(write(Here(count)), Here) == Here(count)
 
 
@@ -57,7 +57,7 @@ def test_a_message_of_others_or_with_a_field_missing_is_refused():
 
 def test_lists_of_a_report_are_of_one_length():
     with pytest.raises(MalformedError):
-        Report((1, 2), ("sent",), ("",), (1,), (1,), (1.0,))
+        NodeReport((1, 2), ("sent",), ("",), (1,), (1,), (1.0,))
 
 
 def test_a_call_does_not_show_its_tokens():

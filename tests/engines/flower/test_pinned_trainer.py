@@ -13,7 +13,7 @@ from keyhole import tree
 from keyhole.device.take_part import Participant
 from keyhole.engines.flower.client_app import make_client_app
 from keyhole.engines.flower.config import NodeConfig, RoundsConfig
-from keyhole.engines.flower.messages import TRAIN, Report, RoundCall, read, write
+from keyhole.engines.flower.messages import TRAIN, NodeReport, RoundCall, read, write
 from keyhole.engines.flower.server_app import _publisher
 from keyhole.errors import InputError
 from keyhole.wire.assignment import device_name
@@ -52,7 +52,7 @@ def report_of(service, round_id, config, **more):
     names = grid.push_messages([Message(write(call), NODE, TRAIN, ttl=60.0)])
     grid.close()
     (reply,) = grid.pull_messages(names)
-    return read(reply.content, Report)
+    return read(reply.content, NodeReport)
 
 
 def test_a_node_takes_part_in_a_round_that_its_trainer_signed(service, pinned):

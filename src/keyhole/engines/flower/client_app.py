@@ -25,7 +25,7 @@ from keyhole.delivery.clear import DEFAULT_SERVED
 from keyhole.device.device import Assignment, Device
 from keyhole.device.take_part import Fetch, Participant, Send, take_part_in
 from keyhole.engines.flower.config import Connect, NodeConfig, fetched_names, read_secret
-from keyhole.engines.flower.messages import FAILED, Here, Report, RoundCall, read, write
+from keyhole.engines.flower.messages import FAILED, Here, NodeReport, RoundCall, read, write
 from keyhole.errors import (
     DamageError,
     InputError,
@@ -82,7 +82,7 @@ def join(app: ClientApp, participant_of: ParticipantOf) -> None:
         )
 
 
-def _answered(message: Message, work: Callable[[], Report | Here]) -> Message:
+def _answered(message: Message, work: Callable[[], NodeReport | Here]) -> Message:
     """The reply: what the work returns, or one sentence on why there is nothing."""
     try:
         content = write(work())
@@ -92,7 +92,7 @@ def _answered(message: Message, work: Callable[[], Report | Here]) -> Message:
     return Message(content, reply_to=message)
 
 
-def _take_part(call: RoundCall, context: Context, participant_of: ParticipantOf) -> Report:
+def _take_part(call: RoundCall, context: Context, participant_of: ParticipantOf) -> NodeReport:
     """Takes part for one client after the other, until the round is over."""
     node = NodeConfig.of(context.node_config)
     node.check(call)
@@ -120,7 +120,7 @@ def _take_part(call: RoundCall, context: Context, participant_of: ParticipantOf)
         ]
     finally:
         timer.cancel()
-    return Report(
+    return NodeReport(
         clients=call.clients,
         outcomes=tuple(lot.outcome for lot in lots),
         reasons=tuple(lot.reason for lot in lots),

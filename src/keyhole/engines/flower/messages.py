@@ -75,7 +75,7 @@ class RoundCall:
 
 
 @dataclass(frozen=True)
-class Report:
+class NodeReport:
     """What a node says after a round: one entry a client, in the order of the call.
 
     Args:
@@ -106,7 +106,7 @@ class Here:
     client: int = -1
 
 
-def write(content: RoundCall | Report | Here) -> RecordDict:
+def write(content: RoundCall | NodeReport | Here) -> RecordDict:
     """The content of a Flower message."""
     told = {f.name: getattr(content, f.name) for f in fields(content)}
     plain = {name: list(v) if isinstance(v, tuple) else v for name, v in told.items()}

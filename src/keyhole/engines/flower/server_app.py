@@ -30,8 +30,8 @@ from keyhole.delivery.clear import DEFAULT_SERVED
 from keyhole.engines.flower.config import RoundsConfig, read_secret
 from keyhole.engines.flower.messages import (
     TRAIN,
+    NodeReport,
     Nodes,
-    Report,
     RoundCall,
     failure_of,
     read,
@@ -121,7 +121,7 @@ def _publisher(config: RoundsConfig) -> Publisher:
             time.sleep(0.5)
 
 
-def _tell(round_id: str, report: Report) -> None:
+def _tell(round_id: str, report: NodeReport) -> None:
     """Counts of a node's round, to the log of the run."""
     _LOG.info(
         "round %s: a node sent %d of %d updates, %d bytes down, %d up, %.2f s",
@@ -196,7 +196,7 @@ class FlowerSummons:
     every: float = 1.0
     clock: Callable[[], float] = time.monotonic
     wall: Callable[[], float] = time.time
-    on_report: Callable[[str, Report], None] = lambda round_id, report: None
+    on_report: Callable[[str, NodeReport], None] = lambda round_id, report: None
     _sent: dict[str, _Sent] = field(default_factory=dict, repr=False)  # message -> what it was
     _round: str | None = None
     _pending: list[tuple[str, Event]] = field(default_factory=list, repr=False)
@@ -298,7 +298,7 @@ class FlowerSummons:
             return [] if is_expired else [Dropped(client, now) for client in sent.clients]
         self.nodes.silent.discard(sent.node)
         try:
-            report = read(reply.content, Report)
+            report = read(reply.content, NodeReport)
         except MalformedError as error:
             _LOG.warning("a reply cannot be read: %s", error)
             self._note("node", "sent a reply that cannot be read", sent)
