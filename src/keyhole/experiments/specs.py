@@ -189,7 +189,8 @@ def name_of(spec: RunSpec) -> str:
     for space, keys in spec.keys.items():
         is_all = keys.count is None
         words.append(f"all-{space}s" if is_all else f"{keys.choice.name}{keys.count}-{space}s")
-    words += ["fixed"] * spec.shared_keys + ["per-key"] * (spec.mean_over == "choosers")
+    words += ["fixed"] * spec.shared_keys
+    words += {"choosers": ["per-key"], "examples": ["weighted"]}.get(spec.mean_over, [])
     if spec.client.negatives:
         words.append(f"negatives{spec.client.negatives:g}")
     sums = spec.aggregation
