@@ -51,8 +51,9 @@ bench: full ## Run the benchmarks and hold them to their goals
 
 docs: full ## Write the generated pages of docs/ and build the site in build/site
 	@$(BIN)/python docs/generate.py
+	@$(BIN)/python docs/pictures.py
 	@$(BUILD_SITE) --strict
-	@echo "built build/site: open build/site/index.html"
+	@echo "built build/site; to read it: python3 -m http.server -d build/site"
 
 wheel: full ## Build the wheel in dist/, with the same bytes for the same tree
 	@$(BIN)/python tools/build_wheel.py

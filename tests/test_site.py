@@ -1,5 +1,6 @@
 """The docs site is built offline, strictly, and its pages fetch nothing from other hosts."""
 
+import importlib.util
 import os
 import re
 import subprocess
@@ -8,6 +9,59 @@ import sys
 import pytest
 
 from tests.helpers import ROOT
+
+RUN_PAGES = [
+    page
+    for folder in ("concepts", "sharp-edges")
+    for page in sorted((ROOT / "docs" / folder).glob("*.md"))
+    if "```python\n" in page.read_text()
+]
+BLOCK = re.compile(r'^=== "([^"]+)"$|^( *)```python\n(.*?)^\2```', re.M | re.S)
+
+
+def code_of(page, tab=None):
+    """The Python blocks of a page, those of one tab where there are tabs."""
+    blocks, current = [], None
+    for label, indent, code in BLOCK.findall(page.read_text()):
+        current = label or (current if indent else None)
+        if code and current in (None, tab):
+            blocks.append(re.sub(rf"^{indent}", "", code, flags=re.M))
+    return "\n".join(blocks)
+
+
+@pytest.mark.parametrize("page", RUN_PAGES, ids=lambda page: page.stem)
+def test_the_code_of_a_page_prints_what_it_says(page, capsys):
+    code = code_of(page)
+    exec(compile(code, page.name, "exec"), {"__name__": page.stem})
+    assert capsys.readouterr().out.splitlines() == re.findall(r"# prints (.*)", code)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tab", ["JAX", "PyTorch"])
+def test_the_quickstart_runs_in_every_tab(tab, tmp_path):
+    if tab == "PyTorch" and importlib.util.find_spec("torch") is None:
+        pytest.skip("PyTorch is not installed")
+    page = ROOT / "docs" / "quickstart.md"
+    done = subprocess.run(
+        [sys.executable, "-c", code_of(page, tab)],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    said = done.stdout.splitlines()
+    assert [row.split()[0] for row in said] == ["run", "all-films", "20-films"]
+    assert "1.1%" in said[2]
+    assert (tmp_path / "accuracy.png").exists()
+
+
+def test_pictures_are_current():
+    command = [sys.executable, ROOT / "docs" / "pictures.py", "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+
 
 # What a browser fetches by itself: a link in the text is followed by nobody but the reader.
 FETCHED = re.compile(
