@@ -21,7 +21,6 @@ from pathlib import Path
 
 import numpy as np
 
-import keyhole as kh
 from harness import Goal, finish, measure, parser, progress
 from keyhole import tree
 from keyhole.arrays import keep_freed_memory
@@ -33,7 +32,6 @@ from keyhole.models.logistic import tag_regression
 from keyhole.models.model import Model
 from keyhole.models.transformer import transformer
 from keyhole.rounds.cores import use_one_thread
-from keyhole.server.state import select_submodels
 
 try:
     import torch
@@ -202,12 +200,9 @@ def make_clients(task: Task, count: int) -> list[Client]:
     """Clients that hold the first m keys and data of their own."""
     spaces = task.model.layout.spaces
     keys = [space.keys(np.arange(task.keys[space.name])) for space in spaces]
-    slices = []
-    server_value = kh.at_server(task.model.init(0))
-    sub_models = select_submodels(task.model.layout, server_value, kh.at_clients([keys]))
-    kh.map_clients(slices.append, sub_models)
+    slices = task.model.layout.select(task.model.init(0), keys)
     return [
-        (slices[0], task.data(np.random.default_rng(i)), np.random.default_rng(i))
+        (slices, task.data(np.random.default_rng(i)), np.random.default_rng(i))
         for i in range(count)
     ]
 

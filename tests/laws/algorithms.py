@@ -8,12 +8,19 @@ end, so a server step treats it as a gradient.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from math import prod
 from typing import Any
 
-from keyhole.arrays import Tree
+import numpy as np
+
+from keyhole import tree
+from keyhole.arrays import Array, Tree
 from keyhole.primitives.deselect import aggregate_mean
-from keyhole.primitives.placement import ClientValue, ServerValue, map_clients
+from keyhole.primitives.keyspace import Keys
+from keyhole.primitives.layout import ClientKeys, Layout, Part
+from keyhole.primitives.placement import ClientValue, ServerValue, contributions, map_clients
 from keyhole.primitives.select import broadcast
+from keyhole.server.row_sums import Over, RowUpdate, sum_updates
 
 
 def train(
@@ -73,3 +80,39 @@ def train_with_select(
         u = aggregate(updates, keys)
         x = ServerValue(server_update(x.value, u.value))
         yield x
+
+
+def deselect_submodels(
+    layout: Layout,
+    updates: ClientValue[Tree],
+    keys: ClientValue[ClientKeys],
+    over: Over = "cohort",
+) -> ServerValue[Tree]:
+    """The sums that rounds make (`sum_updates`), as a deselect: `deselect_mean`
+    of Eq. 5 with `layout.deselect`; over "nothing" `deselect_sum`, over "choosers"
+    `deselect_mean_per_key`.
+
+    Additions happen in cohort order, so the bytes depend neither on threads nor on the order of
+    keys.
+    """
+    pairs = contributions(map_clients(lambda u, z: (u, layout.keys_by_space(z)), updates, keys))
+    sums = sum_updates(layout, [u for u, _ in pairs], [z for _, z in pairs], over)
+    leaves: dict[str, Array] = {}
+    for part, update in zip(layout.parts, sums, strict=True):
+        leaves |= _spread(part, update)
+    return ServerValue(tree.unflatten(layout.structure, leaves))
+
+
+def _spread(part: Part, update: RowUpdate) -> dict[str, Array]:
+    """The rows written into zeros; `np.zeros` costs nothing for rows that stay zero."""
+    index = tuple(k.array for k in part.product.split(Keys(part.space, update.keys)))
+    leaves, start = {}, 0
+    for field in part.fields:
+        stop = start + prod(field.slice_shape)
+        rows = update.rows[:, start:stop]
+        total = np.zeros(field.shape, rows.dtype)
+        by_slice = np.moveaxis(total, field.axes, range(len(field.axes)))
+        by_slice[index] = rows.reshape(*([len(rows)] if index else []), *field.slice_shape)
+        leaves[field.path] = total
+        start = stop
+    return leaves

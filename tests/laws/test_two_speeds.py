@@ -10,25 +10,16 @@ from hypothesis import strategies as st
 import keyhole as kh
 from keyhole import tree
 from keyhole.errors import CohortError, KeySpaceError, NotFiniteError, ShapeError
-from keyhole.server.state import deselect_submodels, select_submodels
-from tests.helpers import LAYOUTS, assert_trees_equal, client_keys, counts_of, grid, model_of, read
+from keyhole.server.optimizers import SGD
+from keyhole.server.state import ServerState
+from tests.helpers import LAYOUTS, assert_trees_equal, client_keys, counts_of, grid, model_of
+from tests.laws.algorithms import deselect_submodels
 
 DESELECTS = {
     "sum": (partial(deselect_submodels, over="nothing"), kh.deselect_sum),
     "mean": (deselect_submodels, kh.deselect_mean),
     "per key": (partial(deselect_submodels, over="choosers"), kh.deselect_mean_per_key),
 }
-
-
-@pytest.mark.parametrize("name", LAYOUTS)
-@given(data=st.data())
-def test_fast_select_is_select(name, data):
-    layout = LAYOUTS[name]
-    x = data.draw(model_of(layout))
-    keys = kh.at_clients([data.draw(client_keys(layout)) for _ in range(3)])
-    fast = read(select_submodels(layout, kh.at_server(x), keys))
-    for client, z in read(keys).items():
-        assert_trees_equal(fast[client], layout.select(x, z))
 
 
 @grid("how, name", DESELECTS, LAYOUTS)
@@ -73,14 +64,15 @@ def _zeros(layout):
     return tree.unflatten(layout.structure, leaves)
 
 
-def test_a_client_cannot_write_into_the_part_that_all_share():
+def test_a_client_cannot_write_into_the_server_s_model():
     layout = LAYOUTS["rows with a broadcast bias"]
-    keys = layout.spaces[0].place([[1], [2]])
-    received = read(select_submodels(layout, kh.at_server(_zeros(layout)), keys))
-    with pytest.raises(ValueError, match="read-only"):
-        received[0]["bias"][0] = 1
-    received[0]["kernel"][0] = 1
-    assert not received[1]["kernel"].any()
+    state = ServerState.dense(layout, _zeros(layout), SGD(1.0))
+    first, second = (state.select(layout.spaces[0].keys([1])) for _ in range(2))
+    for leaf in tree.flatten(first).values():
+        if leaf.flags.writeable:
+            leaf[...] = 1
+    assert not any(leaf.any() for leaf in tree.flatten(second).values())
+    assert not any(leaf.any() for leaf in tree.flatten(state.model()).values())
 
 
 def rows_case(values=((1.0, 2.0, 3.0),), keys=(4,)):
@@ -100,9 +92,3 @@ def test_fast_deselect_refuses_what_deselect_refuses(deselect):
         deselect(layout, updates, kh.KeySpace("column", 7).place([[1]]))
     with pytest.raises(NotFiniteError, match="1 of 1 clients"):
         deselect(*rows_case(values=((1.0, np.nan, 3.0),)))
-
-
-def test_fast_select_refuses_a_model_of_another_shape():
-    layout, _, keys = rows_case()
-    with pytest.raises(ShapeError, match=r"got \(6, 3\); expected \(7, 3\)"):
-        select_submodels(layout, kh.at_server({"w": np.zeros((6, 3))}), keys)

@@ -1,15 +1,12 @@
 """Holds the training state: one table for each part of a layout, an optimizer, a step count.
 
-`select_submodels` and `deselect_submodels` are `Layout.select` and its deselects without a loop
-over slices; `tests/laws/test_two_speeds.py` holds them to their plain definition. The cost
-depends on what was selected: no row is read or written that no client chose.
+The cost of a step depends on what was selected: no row is read or written that no client chose.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -18,12 +15,9 @@ from numpy.typing import NDArray
 from keyhole import tree
 from keyhole.arrays import Array, KeyArray, Tree
 from keyhole.errors import InputError, ShapeError
-from keyhole.primitives.keyspace import Keys
-from keyhole.primitives.layout import ClientKeys, Field, Layout, Part, select_rows
-from keyhole.primitives.placement import ClientValue, ServerValue, contributions, map_clients
+from keyhole.primitives.layout import ClientKeys, Layout, select_rows
 from keyhole.server.optimizers import Optimizer
-from keyhole.server.row_sums import Over, RowUpdate, check_float32, check_updates, sum_updates
-from keyhole.server.rows import gather_rows
+from keyhole.server.row_sums import RowUpdate, check_float32, check_updates
 from keyhole.server.tables import DenseTable, Initial, LazyTable, RowInitial, Table
 
 _MAX_NUMBERS = 1 << 28  # 1 GiB of float32: beyond, a full model is more likely a mistake
@@ -217,76 +211,3 @@ def _plain(array: Array) -> Array:
 
 def _dtypes(layout: Layout) -> dict[str, np.dtype[Any]]:
     return {field.path: field.dtype for part in layout.parts for field in part.fields}
-
-
-def select_submodels(
-    layout: Layout, server_value: ServerValue[Tree], keys: ClientValue[ClientKeys]
-) -> ClientValue[Tree]:
-    """Sends each client its sub-model: `Layout.select` for a cohort, a gather per parameter."""
-    layout.check(server_value.value)
-    leaves = tree.flatten(server_value.value)
-
-    def select(z: ClientKeys) -> Tree:
-        chosen = layout.keys_by_space(z)
-        return tree.unflatten(
-            layout.structure,
-            {
-                field.path: _gather(field, part, leaves[field.path], chosen)
-                for part in layout.parts
-                for field in part.fields
-            },
-        )
-
-    return map_clients(select, keys)
-
-
-def deselect_submodels(
-    layout: Layout,
-    updates: ClientValue[Tree],
-    keys: ClientValue[ClientKeys],
-    over: Over = "cohort",
-) -> ServerValue[Tree]:
-    """Adds the updates up under the keys that they were selected with, and divides: `deselect_mean`
-    of Eq. 5 with `layout.deselect`; over "nothing" `deselect_sum`, over "choosers"
-    `deselect_mean_per_key`.
-
-    Additions happen in cohort order, so the bytes depend neither on threads nor on the order of
-    keys.
-    """
-    pairs = contributions(map_clients(lambda u, z: (u, layout.keys_by_space(z)), updates, keys))
-    sums = sum_updates(layout, [u for u, _ in pairs], [z for _, z in pairs], over)
-    leaves: dict[str, Array] = {}
-    for part, update in zip(layout.parts, sums, strict=True):
-        leaves |= _spread(part, update)
-    return ServerValue(tree.unflatten(layout.structure, leaves))
-
-
-def _gather(field: Field, part: Part, value: Array, chosen: Mapping[str, Keys]) -> Array:
-    """One parameter of one client."""
-    zs = [chosen[factor.name].array for factor in part.product.factors]
-    value = np.asarray(value)
-    if not zs:
-        shared = value.view()
-        shared.setflags(write=False)
-        return shared
-    if field.axes == (0,):
-        rows = gather_rows(value.reshape(len(value), prod(field.slice_shape)), zs[0])
-        return rows.reshape(field.client_shape([len(zs[0])]))
-    for axis, z in zip(field.axes, zs, strict=True):
-        value = np.take(value, z, axis=axis)
-    return value
-
-
-def _spread(part: Part, update: RowUpdate) -> dict[str, Array]:
-    """The rows written into zeros; `np.zeros` costs nothing for rows that stay zero."""
-    index = tuple(k.array for k in part.product.split(Keys(part.space, update.keys)))
-    leaves, start = {}, 0
-    for field in part.fields:
-        stop = start + prod(field.slice_shape)
-        rows = update.rows[:, start:stop]
-        total = np.zeros(field.shape, rows.dtype)
-        by_slice = np.moveaxis(total, field.axes, range(len(field.axes)))
-        by_slice[index] = rows.reshape(*([len(rows)] if index else []), *field.slice_shape)
-        leaves[field.path] = total
-        start = stop
-    return leaves
