@@ -383,7 +383,7 @@ _INSIDE: dict[type, Callable[[Any], Iterable[Any]]] = {
 
 
 def is_scalar(value: object) -> bool:
-    """Whether the text of a value says all of it."""
+    """Returns whether the text of a value says all of it."""
     return type(value) in _SCALARS
 
 
@@ -416,7 +416,7 @@ def _given(held: Mapping[str, Any]) -> str | None:
 
 
 def is_library(thing: Any) -> bool:
-    """Whether the name of a function or class says what it is: its code is a library's."""
+    """Returns whether the name of a function or class says what it is: its code is a library's."""
     if isinstance(thing, types.FunctionType):  # by where it was made: a wrapper copies names
         name = str(thing.__globals__.get("__name__"))
         is_there = vars(sys.modules.get(name, types)) is thing.__globals__
@@ -453,7 +453,7 @@ def _is_library_module(name: str) -> bool:
 
 
 def is_library_file(place: str) -> bool:
-    """Whether a file is of Python, or of what is installed."""
+    """Returns whether a file is of Python, or of what is installed."""
     return place.startswith(_LIBRARIES) or "site-packages" in Path(place).parts
 
 

@@ -1,7 +1,7 @@
 """Every error keyhole raises, in one tree.
 
 KeyholeError
- +-- InputError          the caller passed something that cannot be used
+ +-- InputError          the caller passed something unusable
  |    +-- KeySpaceError      keys: range, dtype, rank, or the wrong key space
  |    +-- CutError           a cut that names what is not there, or what is taken
  |    +-- ShapeError         arrays whose shape, dtype or tree does not fit

@@ -155,15 +155,16 @@ class Speeds:
     pass_queries: int = 32
 
     def scan_seconds(self, table_bytes: float, queries: int) -> float:
-        """For answering queries over the whole table, many in a pass."""
+        """Returns the CPU seconds for answering queries over the whole table, many in a pass."""
         return self._passes(table_bytes, queries, self.scan, self.scan_many)
 
     def bucket_seconds(self, table_bytes: float, clients: int) -> float:
-        """For answering queries of all buckets, those of many clients in a pass."""
+        """Returns the CPU seconds for answering queries of all buckets, those of many clients in a
+        pass."""
         return self._passes(table_bytes, clients, self.scan_buckets, self.scan_buckets_many)
 
     def lwe_seconds(self, table_bytes: float, queries: int) -> float:
-        """For answering lattice queries, many in a pass."""
+        """Returns the CPU seconds for answering lattice queries, many in a pass."""
         return self._passes(table_bytes, queries, self.lwe_answer, self.lwe_answer_many)
 
     def _passes(self, table_bytes: float, queries: int, one: float, many: float) -> float:

@@ -135,7 +135,7 @@ class SharedSum(Aggregation, Protocol):
         ...
 
     def decode(self, params: bytes, shares: tuple[memoryview, memoryview]) -> Sequence[PartSum]:
-        """Returns the sum of each part, from the payloads of both servers' shares."""
+        """Returns the sum of each part, from the payloads of the two servers' shares."""
         ...
 
 

@@ -123,30 +123,32 @@ class SumFacts:
 
     @property
     def public_message_bytes(self) -> int:
-        """Of a client's public message."""
+        """The number of bytes of a client's public message."""
         return _PUBLIC_BYTES + self.public_bytes
 
     def own_message_bytes(self, party: int) -> int:
-        """Of a client's own message to one server."""
+        """Returns the number of bytes of a client's own message to one server."""
         return _OWN_BYTES + self.own_bytes[party]
 
     def body_bytes(self, party: int) -> int:
-        """Of all that a client sends to one server, sealed: to the first both its messages."""
+        """Returns the number of bytes of all that a client sends to one server, sealed: to the
+        first both its messages."""
         public = self.public_message_bytes if party == 0 else 0
         return SEAL_BYTES + self.own_message_bytes(party) + public
 
     @property
     def upload_bytes(self) -> int:
-        """Of all that a client sends."""
+        """The number of bytes of all that a client sends."""
         return self.body_bytes(0) + self.body_bytes(1)
 
     @property
     def share_message_bytes(self) -> int:
-        """Of what a server gives out."""
+        """The number of bytes of what a server gives out."""
         return _SHARE_BYTES + self.share_bytes
 
     def split_body(self, party: int, body: bytes) -> tuple[bytes, bytes]:
-        """A client's own message and, at the first server, its public one, once it is opened."""
+        """Returns a client's own message and, at the first server, its public one, once it is
+        opened."""
         at = self.own_message_bytes(party)
         return body[:at], body[at:]
 
@@ -212,7 +214,7 @@ class Receipt:
 
     @staticmethod
     def of(facts: SumFacts, cohort: bytes, digests: Mapping[int, bytes]) -> Receipt:
-        """The receipt of a sum of these messages, each client's digest by its place."""
+        """Returns the receipt of a sum of these messages, each client's digest by its place."""
         params, places = sha256(facts.params).digest(), tuple(sorted(digests))
         return Receipt(facts.model, params, cohort, places, sha256(_listed(digests)).digest())
 
@@ -305,7 +307,7 @@ def read_own(facts: SumFacts, party: int, data: bytes) -> tuple[bytes, bytes]:
 
 
 def list_message_bytes(clients: int) -> int:
-    """Of the list of this many clients."""
+    """Returns the number of bytes of the list of this many clients."""
     return FRAMING.head_bytes + _LISTED.size + _ENTRY_BYTES * clients + CHECK_BYTES
 
 
@@ -331,7 +333,7 @@ def read_list(facts: SumFacts, party: int, data: bytes) -> tuple[bytes, dict[int
 
 
 def receipt_message_bytes(clients: int) -> int:
-    """Of the receipt of a sum of this many clients."""
+    """Returns the number of bytes of the receipt of a sum of this many clients."""
     body = _RECEIPT.size + 8 * clients + _DIGEST_BYTES
     return FRAMING.head_bytes + body + CHECK_BYTES
 
@@ -355,7 +357,7 @@ def read_receipt(facts: SumFacts, party: int, data: bytes | memoryview) -> Recei
 
 
 def count_message_bytes(facts: SumFacts) -> int:
-    """Of a server's share of the counts."""
+    """Returns the number of bytes of a server's share of the counts."""
     return FRAMING.head_bytes + facts.count_bytes + CHECK_BYTES
 
 

@@ -117,7 +117,7 @@ class SumServer:
         self._places = {name: place for place, name in enumerate(cohort)}
         if len(self._places) != len(cohort) or len(cohort) > facts.max_clients:
             raise InputError(
-                f"a cohort that cannot be added: got {len(cohort)} clients, {len(self._places)} of "
+                f"the cohort cannot be added: got {len(cohort)} clients, {len(self._places)} of "
                 f"them different; expected {facts.max_clients} different ones or fewer; make the "
                 "params for the cohort that is asked"
             )
@@ -326,7 +326,7 @@ def _counting(adder: ShareAdder) -> CountingAdder:
 
 
 def different(got: str, allowed: str) -> MismatchError:
-    """The error of servers that disagree."""
+    """Returns the error of servers that disagree."""
     return MismatchError(
         f"the servers do not speak of the same clients and messages: got {got}; expected "
         f"{allowed}; run the round again"

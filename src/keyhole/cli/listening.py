@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def listen_options(port: int) -> Callable[[Command], Command]:
-    """Where a service listens, with a port of the command's own."""
+    """Returns where a service listens, with a port of the command's own."""
     free = "Port to listen at; 0 takes any that is free."
     chain = "Certificate chain, PEM; without it plain HTTP."
     signed = "Demand client certificates signed by this, PEM."
@@ -64,22 +64,22 @@ def _metrics_listen(_: click.Context, option: click.Parameter, text: str | None)
 
 
 def deny_list_of(options: Mapping[str, Any]) -> DenyList | None:
-    """The list that `--deny` names."""
+    """Returns the list that `--deny` names."""
     from keyhole.service.access import DenyList
 
     return None if options["deny"] is None else DenyList(options["deny"])
 
 
 def keyring_of(options: Mapping[str, Any]) -> Keyring | None:
-    """The keys that `--token-key` names."""
+    """Returns the keys that `--token-key` names."""
     from keyhole.service.access import Keyring
 
     return None if options["token_key"] is None else Keyring.load(options["token_key"])
 
 
 def client_of(options: Mapping[str, Any], name: str, **rest: Any) -> HttpClient:
-    """A client of the service that option `name` is the URL of; it asks once, and opens nothing
-    yet."""
+    """Returns a client of the service that option `name` is the URL of; it asks once, and opens
+    nothing yet."""
     from keyhole.wire.http import HttpClient
     from keyhole.wire.sockets import Retry
 

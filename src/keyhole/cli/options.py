@@ -36,7 +36,7 @@ class GroupedOption(click.Option):
         self.group, self.path = group, path
 
     def get_help_extra(self, ctx: click.Context) -> click.types.OptionHelpExtra:
-        """The default in plain words, and its range."""
+        """Returns the default in plain words, and its range."""
         extra = super().get_help_extra(ctx)
         if self.path == "aggregation.name":
             extra["default"] = aggregation_names()[0]
@@ -47,7 +47,7 @@ class GroupedOption(click.Option):
         return extra
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
-        """The option, with the names that it takes."""
+        """Returns the option, with the names that it takes."""
         record = super().get_help_record(ctx)
         if record is None or not isinstance(self.type, NameOr):
             return record
@@ -77,12 +77,12 @@ class GroupedCommand(click.Command):
 
 
 def in_group(group: str, *declared: str, **rest: Any) -> Callable[[Command], Command]:
-    """An option in a section of help."""
+    """Returns an option in a section of help."""
     return click.option(*declared, cls=GroupedOption, group=group, **rest)
 
 
 def options_of(*each: Callable[[Command], Command]) -> Callable[[Command], Command]:
-    """Several options as one decorator, in the order of help."""
+    """Returns several options as one decorator, in the order of help."""
     return lambda command: reduce(lambda made, option: option(made), reversed(each), command)
 
 
@@ -98,7 +98,7 @@ class NameOr(click.ParamType[str]):
         self.names, self.is_open = names, is_open
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """The name as it is spelled; raises BadParameter where there is none."""
+        """Returns the name as it is spelled; raises BadParameter where there is none."""
         if (self.is_open and Ref(value).is_own) or (param is not None and value == param.default):
             return value  # without loading what is known
         names = self.names()
@@ -116,7 +116,7 @@ class NumberRange(click.FloatRange):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        """The number; raises BadParameter where it is none, or out of range."""
+        """Returns the number; raises BadParameter where it is none, or out of range."""
         number: float = super().convert(value, param, ctx)
         if math.isnan(number):
             self.fail(f"{value} is not a number in the range {self._describe_range()}", param, ctx)

@@ -47,7 +47,7 @@ def open_saved(run: Path, data: str) -> SavedTrial:
 
 
 def run_settings(experiment: Experiment, draws: Draws, number: int) -> dict[str, Any]:
-    """What devices are told about a run whose state is given out as round `number`."""
+    """Returns what devices are told about a run whose state is given out as round `number`."""
     spec = experiment.spec
     return {
         "nonce": draws.nonce(number),
@@ -58,8 +58,8 @@ def run_settings(experiment: Experiment, draws: Draws, number: int) -> dict[str,
 
 
 def draws_of(run: Path) -> Draws:
-    """What a run draws from whose state is given out: a secret in its directory, and not its
-    seed."""
+    """Returns what a run draws from whose state is given out: a secret in its directory, and not
+    its seed."""
     return Draws("secret", kept_secret(run / "secret", SECRET_BYTES))
 
 
@@ -156,7 +156,7 @@ def skipped_line(directory: Path, records: Sequence[RoundRecord]) -> str:
 
 
 def trust_table(record: RoundRecord) -> Table:
-    """One line for each party."""
+    """Returns one line for each party."""
     table = Table(title="who learned what", title_justify="left")
     for column in ("party", "of the keys, when slices were delivered", "when updates were added"):
         table.add_column(column)
@@ -173,7 +173,7 @@ def trust_table(record: RoundRecord) -> Table:
 
 
 def privacy_line(record: RoundRecord) -> str:
-    """What a run has spent, for whom; nothing where it promised nothing."""
+    """Returns what a run has spent, for whom; nothing where it promised nothing."""
     spent = record.privacy
     if not spent:
         return ""

@@ -85,7 +85,7 @@ def spec_options(*flags: str, **defaults: Any) -> Callable[[Command], Command]:
 
 
 def name_of_option(flag: str) -> str:
-    """The name under which click hands an option on.
+    """Returns the name under which click hands an option on.
 
     >>> name_of_option("--client-lr")
     'client_lr'

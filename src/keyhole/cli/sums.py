@@ -45,7 +45,7 @@ def _pair(context: click.Context, option: click.Parameter, text: str | None) -> 
 
 
 def shared_names() -> tuple[str, ...]:
-    """The sum that two aggregators make of shares."""
+    """Returns the sum that two aggregators make of shares."""
     return aggregation_names(lambda about: about.is_shared)
 
 
@@ -138,7 +138,7 @@ device_sum_options = options_of(
 
 
 def check_aggregator_flags(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of `keyhole train`, with the sum that aggregators make."""
+    """Returns the options of `keyhole train`, with the sum that aggregators make."""
     if not options["aggregators"]:
         refuse(options, ("aggregator_tokens", "aggregator_ca", "min_clients"), _WITH_TWO)
         return dict(options)
@@ -152,7 +152,7 @@ def check_aggregator_flags(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def sum_services(options: Mapping[str, Any], directory: Path, stop: threading.Event) -> SumServices:
-    """The aggregators of a run, whose directory keeps the salt of its sums."""
+    """Returns the aggregators of a run, whose directory keeps the salt of its sums."""
     from keyhole.service.sum_services import SALT_BYTES, AggregatorClient, SumServices
     from keyhole.wire.http import HttpClient
 
@@ -171,7 +171,7 @@ def sum_services(options: Mapping[str, Any], directory: Path, stop: threading.Ev
 
 
 def send_of(options: Mapping[str, Any], connect: Callable[[str, str, Path | None], Device]) -> Send:
-    """How a device sends its update; `connect` is that of `fetch_of`."""
+    """Returns how a device sends its update; `connect` is that of `fetch_of`."""
     from keyhole.device.device import Device
 
     if not options["aggregators"]:

@@ -2,11 +2,11 @@
 
 Somebody who may have a signature blinds a message and has it signed; what comes out of `finish` is
 a plain RSA-PSS signature of the message. Hidden from the signer: the message, and which of its
-signatures this became, whatever it can compute: what it sees is uniform and independent of both.
-Not hidden: for whom, when and how many it signed. A signer that uses a key of its own for somebody
-can tell them by it: the key must be known to be the same for all. Nobody else can make a signature,
-if one-more RSA inversion is hard. Python's integers do not take constant time, so the signer hides
-what it is given by a factor of its own.
+signatures this became, whatever it can compute: what it sees is uniform, and independent of message
+and signature. Not hidden: for whom, when and how many it signed. A signer that uses a key of its
+own for somebody can tell them by it: the key must be known to be the same for all. Nobody else can
+make a signature, if one-more RSA inversion is hard. Python's integers do not take constant time, so
+the signer hides what it is given by a factor of its own.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from keyhole.crypto.prg import Prg, new_rsa_key
 from keyhole.errors import MalformedError
 
 BITS = 2048
-"""Of a modulus, as for the tokens of RFC 9578."""
+"""Bits of a modulus, as for the tokens of RFC 9578."""
 
 SIGNATURE_BYTES = BITS // 8
-"""Of a signature, and of a blinded message."""
+"""Bytes of a signature, and of a blinded message."""
 
 _HASH = 48  # bytes, and of a salt
 
@@ -70,7 +70,7 @@ class BlindPublic:
         return known.n, known.e
 
     def is_signed(self, message: bytes, signature: bytes) -> bool:
-        """Whether a signature is one of a message, as for any RSA-PSS."""
+        """Returns whether a signature is one of a message, as for any RSA-PSS."""
         try:
             self.key.verify(signature, message, PSS(MGF1(SHA384()), _HASH), SHA384())
         except InvalidSignature:

@@ -109,7 +109,7 @@ class Reader:
 
 
 CHECK_BYTES = 16
-"""Of the check at the end of a message."""
+"""Bytes of the check at the end of a message."""
 
 Body: TypeAlias = bytes | bytearray | memoryview
 
@@ -129,7 +129,7 @@ class Agreement(Protocol):
 
 
 def sha_check(pieces: Iterable[Body]) -> bytes:
-    """Half of a SHA-256. It finds damage and no forger: messages travel through TLS."""
+    """Returns half of a SHA-256. It finds damage and no forger: messages travel through TLS."""
     whole = sha256()
     for piece in pieces:
         whole.update(piece)
@@ -165,11 +165,11 @@ class Framing:
 
     @property
     def head_bytes(self) -> int:
-        """Of the head of a message."""
+        """The number of bytes of the head of a message."""
         return self._form.size
 
     def head(self, facts: Agreement, kind: str, party: int) -> bytes:
-        """The head of a message under these facts."""
+        """Returns the head of a message under these facts."""
         place = (bytes(3), party) if self.is_wide else (party, 0)
         return self._form.pack(self.magic, self.kinds[kind], *place, facts.round, facts.digest)
 
@@ -213,7 +213,7 @@ class Framing:
             raise self.malformed(f"{len(data)} bytes", f"{length} bytes")
 
     def malformed(self, got: str, allowed: str) -> MalformedError:
-        """The error of a message that cannot be read."""
+        """Returns the error of an unreadable message."""
         return MalformedError(
             f"{self.what} cannot be read: got {got}; expected {allowed}; send it as docs/wire.md "
             "describes it, under the params of the round"

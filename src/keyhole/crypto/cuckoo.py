@@ -54,7 +54,7 @@ class Permutations:
         return low, -(-self.num_keys // low)
 
     def seeds(self) -> NDArray[np.uint64]:
-        """One word for each turn of each permutation, (w, turns)."""
+        """Returns one word for each turn of each permutation, (w, turns)."""
         facts = struct.pack("<QQQ", self.num_keys, self.count, self.label)
         start = blake2b(facts, digest_size=8, person=b"keyhole-cuckoo").digest()
         steps = np.arange(self.count * _TURNS, dtype=np.uint64)
@@ -69,7 +69,7 @@ class Permutations:
         return out
 
     def keys(self, ranks: NDArray[np.int64], which: NDArray[np.int64]) -> KeyArray:
-        """The keys with pi_i(k) = rank, for ranks (n,) and the number i of each, (n,)."""
+        """Returns the keys with pi_i(k) = rank, for ranks (n,) and the number i of each, (n,)."""
         out = np.empty(len(ranks), np.int64)
         ranks, which = (np.ascontiguousarray(each, np.int64) for each in (ranks, which))
         _go_back(ranks, which, self.num_keys, *self.sides, self.seeds(), out)
@@ -77,7 +77,7 @@ class Permutations:
 
 
 def plain_ranks(permutations: Permutations, keys: KeyArray) -> NDArray[np.int64]:
-    """What `Permutations.ranks` computes, as one reads it."""
+    """Returns what `Permutations.ranks` computes, as one reads it."""
     sides = np.array(permutations.sides, np.uint64)
     columns = [_walk(keys, permutations.num_keys, sides, row) for row in permutations.seeds()]
     return np.stack(columns, axis=1)
@@ -86,7 +86,7 @@ def plain_ranks(permutations: Permutations, keys: KeyArray) -> NDArray[np.int64]
 def plain_keys(
     permutations: Permutations, ranks: NDArray[np.int64], which: NDArray[np.int64]
 ) -> KeyArray:
-    """What `Permutations.keys` computes, as one reads it."""
+    """Returns what `Permutations.keys` computes, as one reads it."""
     sides = np.array(permutations.sides, np.uint64)
     keys = np.empty(len(ranks), np.int64)
     for number, row in enumerate(permutations.seeds()):
@@ -195,7 +195,7 @@ class BatchShape:
 
 
 def batch_shape(max_keys: int, num_keys: int) -> BatchShape:
-    """The queries that fetch up to `max_keys` keys.
+    """Returns the queries that fetch up to `max_keys` keys.
 
     Up to 32 keys, or where the server's work is small, each key has a query over the whole table:
     nothing is smaller on the wire, and nothing fails. Else there are 1.3 m queries, all but one of
@@ -262,24 +262,25 @@ class Placement:
 
     @property
     def members_bytes(self) -> int:
-        """Of `members`, known before it is made."""
+        """The number of bytes of `members`, known before it is made."""
         return self.num_buckets * self.bucket_size * _MEMBER.itemsize
 
     def places_of(self, keys: KeyArray) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """What `buckets_of` and `positions_of` return, in one go."""
+        """Returns what `buckets_of` and `positions_of` return, in one go."""
         positions, rest = np.divmod(self._permutations.ranks(keys), self._counts)
         return self._starts + rest, positions
 
     def buckets_of(self, keys: KeyArray) -> NDArray[np.int64]:
-        """The buckets that hold each of keys (m,), one of every sub-table, (m, w)."""
+        """Returns the buckets that hold each of keys (m,), one of every sub-table, (m, w)."""
         return self.places_of(keys)[0]
 
     def positions_of(self, keys: KeyArray) -> NDArray[np.int64]:
-        """Where in these buckets each of keys (m,) lies, (m, w)."""
+        """Returns where in these buckets each of keys (m,) lies, (m, w)."""
         return self.places_of(keys)[1]
 
     def keys_at(self, buckets: NDArray[np.int64], positions: NDArray[np.int64]) -> KeyArray:
-        """The key at each place, given as buckets (n,) and positions (n,): -1 if it is empty."""
+        """Returns the key at each place, given as buckets (n,) and positions (n,): -1 if it is
+        empty."""
         which = np.searchsorted(self._starts, buckets, "right") - 1
         ranks = positions * self._counts[which] + buckets - self._starts[which]
         keys = np.full(len(ranks), -1, np.int64)
@@ -288,7 +289,8 @@ class Placement:
         return keys
 
     def members(self) -> NDArray[np.int32]:
-        """The keys of every bucket, (B, bucket_size), with -1 where there is none. For servers."""
+        """Returns the keys of every bucket, (B, bucket_size), with -1 where there is none. For
+        servers."""
         return self._members
 
     @cached_property

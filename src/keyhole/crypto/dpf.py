@@ -102,16 +102,17 @@ class Domain:
 
     @cached_property
     def leaf_bytes(self) -> int:
-        """Of a leaf: 8 points a byte."""
+        """The number of bytes of a leaf: 8 points a byte."""
         return self._leaf_bytes(self.depth)
 
     @property
     def share_bytes(self) -> int:
-        """Of one expanded share: 8 points a byte."""
+        """The number of bytes of one expanded share: 8 points a byte."""
         return -(-self.num_points // 8)
 
     def batch_bytes(self, count: int) -> int:
-        """Of the encoded corrections of `count` keys, whose control bits are packed together."""
+        """Returns the number of bytes of the encoded corrections of `count` keys, whose control
+        bits are packed together."""
         return -(-2 * self.depth * count // 8) + count * (self.depth * SEED_BYTES + self.leaf_bytes)
 
     def _leaf_bytes(self, depth: int) -> int:
@@ -148,7 +149,7 @@ class PointKeys:
 def share_points(
     points: KeyArray, domain: Domain, nonce: bytes, prg: Prg
 ) -> tuple[PointKeys, PointKeys]:
-    """Returns keys of both parties for points: the XOR of their expansions are unit vectors.
+    """Returns the keys of two parties for points: the XOR of their expansions are unit vectors.
 
     Args:
         points: (n,) int64 of [0, num_points).

@@ -29,13 +29,13 @@ KDF_ID = 0x0001
 """HKDF-SHA256."""
 
 PUBLIC_BYTES = 32
-"""Of a public key, and of what is sent in front of a sealed message (`enc`)."""
+"""Bytes of a public key, and of what is sent in front of a sealed message (`enc`)."""
 
 TAG_BYTES = 16
 """What sealing adds to a message."""
 
 NONCE_BYTES = 12
-"""Of a nonce of either cipher."""
+"""Bytes of a nonce of either cipher."""
 
 _HASH_BYTES = 32
 _LONGEST_EXPORT = 255 * _HASH_BYTES
@@ -64,7 +64,7 @@ CHACHA20_POLY1305 = Suite("ChaCha20-Poly1305", 0x0003, 32)
 
 
 def suite_of(kem_id: int, kdf_id: int, aead_id: int) -> Suite:
-    """The suite with these numbers."""
+    """Returns the suite with these numbers."""
     for suite in (AES_128_GCM, CHACHA20_POLY1305):
         if (kem_id, kdf_id, aead_id) == (KEM_ID, KDF_ID, suite.aead_id):
             return suite
@@ -222,12 +222,12 @@ def open_from(private: PrivateKey, enc: bytes, info: bytes, suite: Suite = AES_1
 
 
 def extract(salt: bytes, secret: bytes) -> bytes:
-    """HKDF-Extract with SHA-256 (RFC 5869)."""
+    """Computes HKDF-Extract with SHA-256 (RFC 5869)."""
     return hmac.digest(salt or bytes(_HASH_BYTES), secret, "sha256")
 
 
 def expand(key: bytes, info: bytes, length: int) -> bytes:
-    """HKDF-Expand with SHA-256 (RFC 5869)."""
+    """Computes HKDF-Expand with SHA-256 (RFC 5869)."""
     blocks, last = [], b""
     for number in range(-(-length // _HASH_BYTES)):
         last = hmac.digest(key, last + info + bytes([number + 1]), "sha256")
@@ -236,7 +236,7 @@ def expand(key: bytes, info: bytes, length: int) -> bytes:
 
 
 def cannot_open(length: int) -> MalformedError:
-    """The error of every sealed message that does not open: it does not tell why."""
+    """Returns the error of every sealed message that does not open: it does not tell why."""
     return MalformedError(
         f"a sealed message cannot be opened: got {length} bytes; expected what was sealed for this "
         "key, unchanged; check that the key configuration is the current one"

@@ -123,16 +123,16 @@ class TreeShape:
 
     @property
     def num_nodes(self) -> int:
-        """Of all levels."""
+        """The number of nodes of all levels."""
         return self.starts[-1]
 
     def max_proof(self, keys: int) -> int:
-        """Nodes that a proof for this many keys can have: one for each key on the levels that have
-        room for it, half of the level above."""
+        """Returns the max number of nodes of a proof for this many keys: one for each key on the
+        levels that have room for it, half of the level above."""
         return sum(min(keys, size // 2) for size in self.sizes[:-1])
 
     def mean_proof(self, keys: int) -> float:
-        """Nodes of a proof for this many different keys that are drawn evenly, on average.
+        """Returns the mean number of nodes of a proof for this many distinct keys, drawn uniformly.
 
         A node is sent if no key lies below it, and some below its sibling. To within some percent:
         the last nodes of levels count as full ones.
@@ -156,7 +156,7 @@ class TreeShape:
         return -expm1(few * log1p(-many / (n - (few - 1) / 2)))
 
     def height_of(self, max_nodes: int) -> int:
-        """The lowest level of at most this many nodes."""
+        """Returns the lowest level of at most this many nodes."""
         return next(level for level, size in enumerate(self.sizes) if size <= max_nodes)
 
 
@@ -201,7 +201,7 @@ class Tree:
         return bytes(self.nodes[-1])
 
     def level(self, height: int) -> HashArray:
-        """The nodes of one level."""
+        """Returns the nodes of one level."""
         return self.nodes[self.shape.starts[height] : self.shape.starts[height + 1]]
 
     def join(self) -> None:

@@ -208,7 +208,7 @@ def _words_of(rows: NDArray[np.uint8]) -> Words:
 
 
 def _frozen(words: Words) -> Words:
-    """Gives a view that cannot be written: one kind of argument, compiled once."""
+    """Returns a read-only view: one kind of argument, compiled once."""
     view = words.view()
     view.flags.writeable = False
     return view

@@ -25,7 +25,7 @@ from keyhole.arrays import KeyArray
 from keyhole.errors import InputError
 
 SEED_BYTES = 16
-"""Of a seed: 128 bits."""
+"""Bytes of a seed: 128 bits."""
 
 SeedArray = NDArray[np.uint8]
 """Seeds, shape (n, 16)."""
@@ -64,7 +64,7 @@ class Prg:
 
     @staticmethod
     def fresh() -> Prg:
-        """A stream that nobody can foresee."""
+        """Returns a stream that nobody can foresee."""
         return Prg(secrets.token_bytes(SEED_BYTES))
 
     def bytes(self, count: int) -> bytes:
@@ -166,6 +166,6 @@ def mix_blocks(halves: NDArray[np.uint64], out: NDArray[np.uint64]) -> None:
 
 
 def fixed_key(nonce: bytes, usage: bytes) -> bytes:
-    """The AES key of one request and one usage (at most 16 bytes): BLAKE2b-128 of the nonce, which
-    belongs to this request alone and is no secret, personalised."""
+    """Returns the AES key of one request and one usage (at most 16 bytes): BLAKE2b-128 of the
+    nonce, which belongs to this request alone and is no secret, personalised."""
     return blake2b(nonce, digest_size=SEED_BYTES, person=usage).digest()

@@ -37,7 +37,7 @@ from keyhole.crypto.prg import SEED_BYTES, Prg
 from keyhole.errors import InputError, NotFiniteError, ShapeError
 
 RingBits: TypeAlias = Literal[16, 32]
-"""Of an element of a ring: its numbers are added modulo 2^16 or 2^32."""
+"""Bits of an element of a ring: its numbers are added modulo 2^16 or 2^32."""
 
 RingArray: TypeAlias = NDArray[np.unsignedinteger[Any]]
 """Elements of a ring, uint16 or uint32; NumPy's sums and differences of them wrap."""
@@ -48,7 +48,7 @@ _ROUNDING_CHUNK = 64 << 10  # numbers rounded together: their random words stay 
 
 
 def ring_dtype(bits: int) -> np.dtype[Any]:
-    """The dtype of the elements of a ring.
+    """Returns the dtype of the elements of a ring.
 
     >>> ring_dtype(16)
     dtype('uint16')
@@ -72,7 +72,7 @@ class FixedPoint:
         cohort: the most clients whose numbers are added. That no more are is the caller's part.
 
     Raises:
-        InputError: a clip or a cohort that cannot be used, or a ring so small that fewer than 64
+        InputError: an unusable clip or cohort, or a ring so small that fewer than 64
             steps are left from 0 to the clip.
 
     >>> FixedPoint(clip=1.0, cohort=50).scale == 2**25
@@ -120,7 +120,7 @@ class FixedPoint:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of the elements: uint16 or uint32."""
+        """The dtype of the elements: uint16 or uint32."""
         return ring_dtype(self.bits)
 
     @property
@@ -204,7 +204,7 @@ def _round(
 
 
 ROUND_BYTES = 16
-"""Of the name of a round."""
+"""Bytes of the name of a round."""
 
 _PROTOCOL = b"keyhole secure sum 1"
 _CHUNK = 256 << 10  # bytes a call: what stays in the cache of a core

@@ -23,13 +23,13 @@ from keyhole.crypto.prg import Prg
 from keyhole.errors import InputError, MalformedError, ThresholdError
 
 PRIME = 2**521 - 1
-"""Of the field: a Mersenne prime."""
+"""The order of the field: a Mersenne prime."""
 
 SHARE_BYTES = 66
-"""Of a share: a number of the field, big-endian."""
+"""Bytes of a share: a number of the field, big-endian."""
 
 MAX_SECRET_BYTES = 64
-"""Of a secret: its number is below 2^512, and so in the field."""
+"""Bytes of a secret: its number is below 2^512, and so in the field."""
 
 
 def split(secret: bytes, threshold: int, xs: Sequence[int], prg: Prg) -> list[bytes]:
@@ -110,7 +110,7 @@ def share_number(
 
 
 def value_at(x: int, polynomial: Sequence[int], prime: int = PRIME) -> int:
-    """The value of a polynomial, its constant first."""
+    """Returns the value of a polynomial, its constant first."""
     value = 0
     for step, coefficient in enumerate(reversed(polynomial)):
         value = value * x + coefficient

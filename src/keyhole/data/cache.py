@@ -69,7 +69,7 @@ def find_source(path: Path) -> Source:
 
 
 VERSION = 2
-"""Of the layout of the files; another version is imported again."""
+"""Version of the layout of the files; another version is imported again."""
 
 _AGAIN = "import the source again: keyhole data import"
 _PIECE = 1 << 20  # bytes read at a time for a checksum

@@ -126,7 +126,7 @@ class FederatedData:
         return int(self.counts.sum())
 
     def client(self, i: int) -> dict[str, Column]:
-        """The examples of client i, by column, without a copy."""
+        """Returns the examples of client i, by column, without a copy."""
         at = slice(int(self.starts[i]), int(self.stops[i]))
         return {name: column[at] for name, column in self.columns.items()}
 
@@ -137,13 +137,13 @@ class FederatedData:
         return FederatedData(ids, self.starts[at], self.stops[at], self.columns)
 
     def compact(self) -> FederatedData:
-        """The same clients over columns that hold their examples alone, as a copy."""
+        """Returns the same clients over columns that hold their examples alone, as a copy."""
         at = _rows(self)[1]
         columns = {name: column[at] for name, column in self.columns.items()}
         return FederatedData.of(self.client_ids, self.counts, columns)
 
     def with_at_least(self, examples: int) -> FederatedData:
-        """The clients that have this many examples."""
+        """Returns the clients that have this many examples."""
         return self.subset(np.flatnonzero(self.counts >= examples))
 
 

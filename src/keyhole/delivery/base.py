@@ -354,7 +354,7 @@ class PrivateTable:
 
     @property
     def row_bytes(self) -> int:
-        """Of a record and its path."""
+        """The number of bytes of a record and its path."""
         return int(self.records.shape[1]) + path_bytes(self.num_keys)
 
     def rows(self) -> NDArray[np.uint8]:
@@ -450,7 +450,7 @@ class QueryDelivery(Delivery, Protocol):
 
 
 def name_of_round(round_id: str) -> bytes:
-    """The 16 bytes that stand for a round and its tables in messages."""
+    """Returns the 16 bytes that stand for a round and its tables in messages."""
     return blake2b(round_id.encode("utf-8"), digest_size=16, person=b"keyhole-round").digest()
 
 
@@ -473,5 +473,5 @@ def served_by_queries(delivery: Delivery) -> QueryDelivery:
 
 
 def making_seconds(load: Workload, speeds: Speeds) -> float:
-    """CPU seconds for making all slices."""
+    """Returns the CPU seconds for making all slices."""
     return load.table_bytes / speeds.gather

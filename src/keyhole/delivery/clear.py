@@ -227,7 +227,8 @@ class _CodedRows:
 
 
 def _proof_bytes(layout: Layout, keys: KeysBySpace) -> int:
-    """Of what leads from the slices of a client to the roots of their tables."""
+    """Returns the number of bytes of what leads from the slices of a client to the roots of their
+    tables."""
     load_proof_loop()  # a cohort has many clients
     return HASH_BYTES * sum(
         proof_length(TreeShape(part.space.num_keys), np.sort(part.keys_of(keys).array))

@@ -145,7 +145,7 @@ def _decode_all(
         try:
             found[place] = query.decode(replies[place])
         except MalformedError as error:
-            unread[place] = Unanswered("a reply that cannot be read", error=error)
+            unread[place] = Unanswered("an unreadable reply", error=error)
         except KeyholeError as error:
             errors.append(error)
     if errors:

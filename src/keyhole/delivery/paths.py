@@ -42,12 +42,12 @@ _AT_ONCE = 1 << 15  # keys whose paths are made together: what they take stays i
 
 
 def path_bytes(num_keys: int) -> int:
-    """Of the path in every row of a table."""
+    """Returns the number of bytes of the path in every row of a table."""
     return HASH_BYTES * _height(TreeShape(num_keys))
 
 
 def top_bytes(num_keys: int) -> int:
-    """Of the top of a table."""
+    """Returns the number of bytes of the top of a table."""
     shape = TreeShape(num_keys)
     return HASH_BYTES * shape.sizes[_height(shape)]
 

@@ -90,7 +90,7 @@ class Records:
 
     @staticmethod
     def of_part(part: Part, coding: Coding) -> Records:
-        """The records of a part of a layout."""
+        """Returns the records of a part of a layout."""
         fields = tuple(RecordField(f.path, f.slice_shape, f.dtype) for f in part.fields)
         return Records(part.space.name, part.space.num_keys, fields, coding)
 
@@ -199,7 +199,7 @@ class Records:
 
 
 def records_of(layout: Layout, coding: Coding) -> list[Records]:
-    """The records of every part of a layout; what everyone receives stays plain."""
+    """Returns the records of every part of a layout; what everyone receives stays plain."""
     return [
         Records.of_part(part, coding if part.product.factors else PLAIN) for part in layout.parts
     ]
@@ -210,7 +210,8 @@ Demand: TypeAlias = Mapping[int, KeysBySpace]
 
 
 def model_bytes(layout: Layout, tables: Sequence[Records], counts: Mapping[str, int]) -> int:
-    """The bytes of a sub-model with this many keys of each key space; `tables` are of each part."""
+    """Returns the bytes of a sub-model with this many keys of each key space; `tables` are of each
+    part."""
     return sum(
         records.record_bytes * prod(counts[factor.name] for factor in part.product.factors)
         for part, records in zip(layout.parts, tables, strict=True)
@@ -218,7 +219,7 @@ def model_bytes(layout: Layout, tables: Sequence[Records], counts: Mapping[str, 
 
 
 def count_asked(layout: Layout, demand: Demand) -> int:
-    """How many slices of the cut parts the cohort asked for."""
+    """Returns how many slices of the cut parts the cohort asked for."""
     return sum(
         prod(len(z[factor.name]) for factor in part.product.factors)
         for part in cut_parts(layout)
@@ -227,7 +228,7 @@ def count_asked(layout: Layout, demand: Demand) -> int:
 
 
 def count_distinct(layout: Layout, demand: Demand) -> int:
-    """How many different slices those are."""
+    """Returns how many different slices those are."""
     total = 0
     for part in cut_parts(layout):
         asked = [part.keys_of(z).array for z in demand.values()]
@@ -236,7 +237,7 @@ def count_distinct(layout: Layout, demand: Demand) -> int:
 
 
 def cut_parts(layout: Layout) -> list[Part]:
-    """The parts that some key space cuts; what is left is sent to everyone."""
+    """Returns the parts that some key space cuts; what is left is sent to everyone."""
     return [part for part in layout.parts if part.product.factors]
 
 

@@ -82,8 +82,9 @@ class FunctionSource:
     def of(
         select_batch: BatchSelect, server_value: Any, space: KeySpace, coding: Coding = PLAIN
     ) -> FunctionSource:
-        """A source whose records hold what `select_batch`, of `models.transpose.batch_select`, says
-        of its slices; `coding_of` tells the coding of a transformed select function."""
+        """Returns a source whose records hold what `select_batch`, of
+        `models.transpose.batch_select`, says of its slices; `coding_of` tells the coding of a
+        transformed select function."""
         fields = tuple(
             RecordField(path, tuple(like.shape), np.dtype(like.dtype))
             for path, like in select_batch.slices.items()
@@ -97,7 +98,8 @@ class FunctionSource:
 
 
 def sources_of(state: ServerState, coding: Coding = PLAIN) -> tuple[StateSource, ...]:
-    """The sources of every part of a state, in order; what everyone receives stays plain."""
+    """Returns the sources of every part of a state, in order; what everyone receives stays
+    plain."""
     return tuple(
         StateSource(state, place, records.coding)
         for place, records in enumerate(records_of(state.layout, coding))
@@ -105,8 +107,8 @@ def sources_of(state: ServerState, coding: Coding = PLAIN) -> tuple[StateSource,
 
 
 def coding_of(select_fn: SelectFn) -> Coding:
-    """The coding that gives the slices of a quantized or half-precision select function; `PLAIN`
-    of any other."""
+    """Returns the coding that gives the slices of a quantized or half-precision select function;
+    `PLAIN` of any other."""
     if isinstance(select_fn, Quantized):
         return Coding("uint8" if select_fn.bits == 8 else "uint4", select_fn.seed)
     return Coding("half") if isinstance(select_fn, HalfPrecision) else PLAIN
@@ -125,7 +127,7 @@ class Excerpt:
 
     @staticmethod
     def of_everyone(source: RowSource) -> Excerpt:
-        """What every client receives: the part that is not cut."""
+        """Returns what every client receives: the part that is not cut."""
         parts = enumerate(source.layout.parts)
         uncut = [place for place, part in parts if not part.product.factors]
         only = np.zeros(1, np.int64)
@@ -133,7 +135,7 @@ class Excerpt:
 
     @staticmethod
     def of_keys(source: RowSource, keys: Sequence[ClientKeys]) -> Excerpt:
-        """What clients with these keys receive beyond that, each row once."""
+        """Returns what clients with these keys receive beyond that, each row once."""
         chosen = [source.layout.keys_by_space(z) for z in keys]
         parts = {}
         for place, part in enumerate(source.layout.parts):
@@ -143,7 +145,7 @@ class Excerpt:
         return Excerpt(source.layout, parts)
 
     def __or__(self, other: Excerpt) -> Excerpt:
-        """Parts of both."""
+        """Joins the parts of two excerpts."""
         return Excerpt(self.layout, {**self.parts, **other.parts})
 
     def rows(self, part: int, keys: KeyArray) -> Array:

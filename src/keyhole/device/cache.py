@@ -49,7 +49,7 @@ class _Table:
         return self.records.nbytes + _INDEX_BYTES * len(self.keys)
 
     def take(self, places: NDArray[np.int64] | NDArray[np.bool_]) -> _Table:
-        """Some of the records."""
+        """Returns some of the records."""
         return _Table(
             self.keys[places], self.used[places], self.leaves[places], self.records[places]
         )

@@ -96,7 +96,7 @@ class RoundNow(msgspec.Struct, frozen=True):
     trailing: tuple[str, ...] = ()
 
     def takes(self, round_id: str) -> bool:
-        """Whether updates of a round are taken."""
+        """Returns whether updates of a round are taken."""
         return round_id in self.trailing or (round_id == self.round and self.phase == "open")
 
 
@@ -187,7 +187,7 @@ class Device:
         self.client.close()
 
     def current(self) -> RoundNow:
-        """The newest round.
+        """Returns the newest round.
 
         Raises:
             NotFoundError: there is none yet.
@@ -216,7 +216,7 @@ class Device:
         return Assignment(told.round, told.number, told.token, wait, told.sum_tokens)
 
     def manifest(self, round: Assignment | str) -> Manifest:
-        """The manifest of a round, fetched once.
+        """Returns the manifest of a round, fetched once.
 
         Raises:
             InputError: `round` is not the identifier of one.
@@ -227,7 +227,7 @@ class Device:
         return self.known(round).manifest
 
     def known(self, round: Assignment | str) -> KnownRound:
-        """The round with its manifest; raises as `manifest` does."""
+        """Returns the round with its manifest; raises as `manifest` does."""
         round_id = round.round if isinstance(round, Assignment) else round
         with self._lock:
             if round_id in self._rounds:
@@ -266,7 +266,8 @@ class Device:
             )
 
     def fetch(self, round: Assignment | str, keys: DeviceKeys) -> Submodel:
-        """Option 2 or 3: the sub-model of `keys`, by one query for the slices of all tables.
+        """Returns the sub-model of `keys` (option 2 or 3), by one query for the slices of all
+        tables.
 
         Equal in bytes to what `ServerState.select` gives in process, or to what its coded slices
         stand for.
@@ -288,7 +289,8 @@ class Device:
         return Submodel(known.assemble([s.records for s in found], chosen), chosen, traffic)
 
     def fetch_slices(self, round: Assignment | str, table: str, keys: Any) -> dict[str, Array]:
-        """The slices of one table, path -> (m, *shape); of a model or of a select function."""
+        """Returns the slices of one table, path -> (m, *shape); of a model or of a select
+        function."""
         known = self.known(round)
         place = known.table(table)
         z = known.keys_of_table(place, keys).array
@@ -296,11 +298,12 @@ class Device:
         return known.records[place].decode(found.records)
 
     def fetch_segment(self, round: Assignment | str, table: str, place: int) -> RecordArray:
-        """The records of one segment of a table, checked: (count, record_bytes)."""
+        """Returns the records of one segment of a table, checked: (count, record_bytes)."""
         return self._segment(round, self.known(round).table(table), place, FetchTraffic())
 
     def fetch_all(self, round: Assignment | str) -> WholeModel:
-        """Option 1, broadcast: all tables. The device selects at home, and nobody learns a key."""
+        """Fetches all tables (option 1, broadcast). The device selects at home, and nobody learns a
+        key."""
         known, traffic = self.known(round), FetchTraffic()
         places = range(len(known.manifest.tables))
         tables = tuple(self.fetch_table(round, place, traffic) for place in places)
@@ -309,7 +312,7 @@ class Device:
     def fetch_table(
         self, round: Assignment | str, place: int, traffic: FetchTraffic
     ) -> RecordArray:
-        """All records of the table at a place of the manifest, checked: (K, record_bytes).
+        """Returns all records of the table at a place of the manifest, checked: (K, record_bytes).
 
         Args:
             traffic: what it costs is added here.
@@ -351,7 +354,7 @@ class Device:
     def fetch_records(
         self, round: Assignment | str, asked: Sequence[tuple[int, KeyArray]], traffic: FetchTraffic
     ) -> list[Slices]:
-        """The records of keys of tables, by one query and with the help of the cache.
+        """Returns the records of keys of tables, by one query and with the help of the cache.
 
         Args:
             asked: places of tables in the manifest, and keys that have been checked.
@@ -383,11 +386,12 @@ class Device:
         return found
 
     def token_for(self, round: Assignment | str) -> str | None:
-        """What to show in a round; None where nothing is asked for."""
+        """Returns what to show in a round; None where nothing is asked for."""
         return round.token if isinstance(round, Assignment) else self._token
 
     def has_timely_token(self) -> bool:
-        """Whether the token of this device is good by its own clock, as far as the token tells."""
+        """Returns whether the token of this device is good by its own clock, as far as the token
+        tells."""
         try:
             payload = (self._token or "").split(".")[1]
             told = msgspec.json.decode(urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))

@@ -66,7 +66,7 @@ class Want:
 
     @property
     def record_bytes(self) -> int:
-        """Of each record."""
+        """The number of bytes of each record."""
         return self.info.record_bytes
 
     def __repr__(self) -> str:
@@ -222,7 +222,7 @@ class _SoFar:
         return is_proven and self._at[place] == len(self._wants[place].keys)
 
     def checked(self) -> list[Slices]:
-        """The records, once everything has arrived."""
+        """Returns the records, once everything has arrived."""
         slices = [self._joined(place) for place in range(len(self._wants))]
         for want, found, proof in zip(self._wants, slices, self._proofs, strict=True):
             assert proof is not None
@@ -337,7 +337,7 @@ class KnownRound:
         return layout
 
     def table(self, name: str) -> int:
-        """The place of a table."""
+        """Returns the place of a table."""
         names = [table.name for table in self.manifest.tables]
         if name not in names:
             raise NotFoundError(
@@ -347,7 +347,7 @@ class KnownRound:
         return names.index(name)
 
     def segment(self, table: int, place: int) -> SegmentInfo:
-        """A segment of a table."""
+        """Returns a segment of a table."""
         info = self.manifest.tables[table]
         if not 0 <= place < len(info.segments):
             allowed = f"0..{len(info.segments) - 1}" if info.segments else "none"
@@ -367,12 +367,12 @@ class KnownRound:
         return keys_of_round(self.manifest, info)
 
     def keys_of_table(self, place: int, keys: Any) -> Keys:
-        """Keys of one table, checked."""
+        """Returns the keys of one table, checked."""
         table = self.manifest.tables[place]
         return KeySpace(table.name, table.num_keys).keys(keys)
 
     def keys_by_space(self, keys: Mapping[str, Any] | ClientKeys) -> dict[str, Keys]:
-        """A device's keys by key space, checked; given by name, or as `Keys`."""
+        """Returns a device's keys by key space, checked; given by name, or as `Keys`."""
         if not isinstance(keys, Mapping):
             return self.layout.keys_by_space(keys)
         names = {space.name for space in self.layout.spaces}
@@ -385,7 +385,8 @@ class KnownRound:
         return {space.name: space.keys(given[space.name]) for space in self.layout.spaces}
 
     def assemble(self, records: Sequence[RecordArray], keys: Mapping[str, Keys]) -> Tree:
-        """The sub-model from the records of each part, in the order of `part.keys_of(keys)`."""
+        """Returns the sub-model from the records of each part, in the order of
+        `part.keys_of(keys)`."""
         leaves: dict[str, Array] = {}
         for part, table, found in zip(self.layout.parts, self.records, records, strict=True):
             counts = [len(keys[factor.name]) for factor in part.product.factors]
@@ -394,7 +395,7 @@ class KnownRound:
 
 
 def not_padded(table: str, what: str) -> InputError:
-    """The error where nobody says how many keys of a table every device asks for."""
+    """Returns the error where nobody says how many keys of a table every device asks for."""
     return InputError(
         f"it is not known to how many {what} table {table!r} are padded: got a round that does not "
         "say how many keys a client chooses; expected keys_per_client in the settings of the "
@@ -415,14 +416,14 @@ class WholeModel:
         return f"WholeModel(round {self.round.id}, {len(self.tables)} tables, {size} bytes)"
 
     def select(self, keys: Mapping[str, Any] | ClientKeys) -> Submodel:
-        """The sub-model of any keys; costs no further traffic."""
+        """Returns the sub-model of any keys; costs no further traffic."""
         chosen = self.round.keys_by_space(keys)
         places = [part.keys_of(chosen).array for part in self.round.layout.parts]
         records = [table[z] for table, z in zip(self.tables, places, strict=True)]
         return Submodel(self.round.assemble(records, chosen), chosen, self.traffic)
 
     def slices(self, table: str, keys: Any) -> dict[str, Array]:
-        """The slices of any keys of one table, path -> (m, *shape)."""
+        """Returns the slices of any keys of one table, path -> (m, *shape)."""
         place = self.round.table(table)
         z = self.round.keys_of_table(place, keys).array
         return self.round.records[place].decode(self.tables[place][z])

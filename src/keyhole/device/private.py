@@ -110,7 +110,7 @@ class ServerLinks:
     traffic: FetchTraffic
 
     def params(self, path: str, delivery: QueryDelivery) -> bytes:
-        """The params of a table, which all servers must state alike.
+        """Returns the params of a table, which all servers must state alike.
 
         Raises:
             ServiceError: a server is not the one it is taken for. Both halves of a query at one

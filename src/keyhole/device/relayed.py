@@ -217,7 +217,7 @@ class _Asking:
             try:
                 replies += decode_answers(bytes(got.body), len(piece))
             except MalformedError as error:
-                return Unanswered("answers that cannot be read", error=error)
+                return Unanswered("unreadable answers", error=error)
         return replies
 
     def _post(self, body: bytes, limit: int) -> Received:

@@ -397,7 +397,7 @@ class Experiment:
         return result
 
     def describe(self, trial: int) -> dict[str, Any]:
-        """What is asked of a trial: `run.json`."""
+        """Returns what is asked of a trial: `run.json`."""
         layout, start = self.task.model.layout, self.starts.get(trial)
         return {
             **({} if start is None else {"start": start.identity}),

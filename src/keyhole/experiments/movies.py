@@ -59,7 +59,8 @@ def _same_users(train: FederatedData, test: FederatedData) -> list[tuple[Ratings
 
 
 def rmse_of_means(train: FederatedData, asked: Ratings) -> float:
-    """The error of saying a movie's mean rating, that of all ratings for a movie without one.
+    """Returns the error of saying a movie's mean rating, that of all ratings for a movie without
+    one.
 
     >>> columns = {"item": np.array([0, 0, 1]), "half_stars": np.array([2, 4, 10], np.uint8)}
     >>> train = FederatedData.of(["ann"], [3], columns)

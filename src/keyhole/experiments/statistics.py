@@ -18,7 +18,7 @@ from functools import cache
 from typing import Any
 
 LEVEL = 0.95
-"""Of every interval that the library prints or draws."""
+"""The confidence level of every interval that the library prints or draws."""
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ class Sweep:
     trials: int
 
     def describe(self, scale: str, data: str) -> dict[str, Any]:
-        """The sweep as it is written beside its runs, for the report."""
+        """Returns the sweep as it is written beside its runs, for the report."""
         return {
             "sweep": self.name,
             "title": self.title,

@@ -115,7 +115,7 @@ def check_words(dataset: Dataset, words: int) -> None:
 
 
 def places_of(names: Array, keys: KeyArray) -> Array:
-    """Where each name stands among the keys, int64; -1 where it does not.
+    """Returns where each name stands among the keys, int64; -1 where it does not.
 
     Args:
         names: any shape, of the key space.

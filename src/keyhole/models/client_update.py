@@ -107,7 +107,7 @@ def draw_examples(settings: ClientUpdate, data: Batch, rng: np.random.Generator)
 
 
 def count_examples(data: Batch) -> int:
-    """How many examples a client holds; refuses none, and arrays that disagree."""
+    """Returns how many examples a client holds; refuses none, and arrays that disagree."""
     counts = {len(array) for array in data.values()}
     if len(counts) > 1:
         lengths = ", ".join(f"{name}: {len(array)}" for name, array in sorted(data.items()))

@@ -76,7 +76,7 @@ convolve.defvjp(_convolve_forward, _convolve_backward)
 
 @jax.custom_vjp
 def max_pool(images: jax.Array) -> jax.Array:
-    """The largest of each 2 x 2 square; the first of equals receives the derivative.
+    """Returns the largest of each 2 x 2 square; the first of equals receives the derivative.
 
     Args:
         images: float (n, height, width, features), height and width even.

@@ -20,7 +20,7 @@ from keyhole.primitives.layout import Cut
 
 
 def masked_mean(values: jax.Array, mask: jax.Array) -> jax.Array:
-    """The mean of `values` where `mask` holds, both of one shape; 0 where it holds nowhere.
+    """Returns the mean of `values` where `mask` holds, both of one shape; 0 where it holds nowhere.
 
     >>> float(masked_mean(jnp.array([1.0, 5.0, jnp.nan]), jnp.array([True, True, False])))
     3.0
@@ -31,7 +31,7 @@ def masked_mean(values: jax.Array, mask: jax.Array) -> jax.Array:
 
 @jax.custom_vjp
 def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    r"""The negative log-likelihood of each label, $\log \sum_j e^{s_j} - s_{label}$.
+    r"""Returns the negative log-likelihood of each label, $\log \sum_j e^{s_j} - s_{label}$.
 
     Args:
         logits: s, float (n, classes).

@@ -80,7 +80,8 @@ def price_of(name: str, load: Workload, speeds: Speeds | None = None) -> Price:
 
 
 def satisfies(price: Price, trust: Trust, load: Workload) -> bool:
-    """Whether a way keeps what is asked for, by what its parties learn and what that rests on.
+    """Returns whether a way keeps what is asked for, by what its parties learn and what that rests
+    on.
 
     Somebody's keys are unlinked among many clients only: the keys of a cohort of one are its own.
     """

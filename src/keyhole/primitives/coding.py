@@ -178,7 +178,7 @@ class QuantizedArray:
     dtype: np.dtype[Any]
 
     def decode(self) -> Array:
-        """The array it stands for."""
+        """Returns the array it stands for."""
         numbers = dequantize_rows(self.row).reshape(self.shape)
         is_whole = np.issubdtype(self.dtype, np.integer)
         return (np.rint(numbers) if is_whole else numbers).astype(self.dtype)
@@ -192,7 +192,7 @@ class HalfArray:
     dtype: np.dtype[Any]
 
     def decode(self) -> Array:
-        """The array it stands for."""
+        """Returns the array it stands for."""
         return self.values.astype(self.dtype)
 
 

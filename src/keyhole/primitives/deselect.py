@@ -129,9 +129,9 @@ def aggregate_trimmed_mean(values: ClientValue[Tree], trim: float) -> ServerValu
 
 
 def trimmed_count(trim: float, count: int) -> int:
-    """How many of `count` values are left out at each end: the share `trim` of them, rounded up so
-    that it covers one liar among few, as long as a value is left. A share of a half leaves the
-    median, or the two values around it.
+    """Returns how many of `count` values are left out at each end: the share `trim` of them,
+    rounded up so that it covers one liar among few, as long as a value is left. A share of a half
+    leaves the median, or the two values around it.
 
     >>> [trimmed_count(0.2, n) for n in (1, 2, 3, 5, 6, 10)]
     [0, 0, 1, 1, 2, 2]

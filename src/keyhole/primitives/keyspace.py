@@ -360,7 +360,7 @@ def check_space(keys: Keys, space: KeySpace) -> None:
 
 
 def are_same_rising(keys: Sequence[KeyArray]) -> bool:
-    """Whether clients hold the same keys, each once and in order: all of them, as a rule.
+    """Returns whether clients hold the same keys, each once and in order: all of them, as a rule.
 
     >>> are_same_rising([np.array([1, 4]), np.array([1, 4])]), are_same_rising([np.array([4, 1])])
     (True, False)
@@ -384,10 +384,11 @@ _KEY_BYTES = 8  # an int64 on the wire
 
 
 def key_bytes(keys: Iterable[Keys]) -> int:
-    """The bytes that name keys on the wire; none where a client takes every key of a space."""
+    """Returns the number of bytes that name keys on the wire: 0 for a client that takes every key
+    of a space."""
     return sum(bytes_of_keys(len(z), z.space.num_keys) for z in keys)
 
 
 def bytes_of_keys(count: int, num_keys: int) -> int:
-    """The same for this many keys of a key space of that size."""
+    """Returns the number of bytes that name `count` keys of a space of `num_keys` on the wire."""
     return _KEY_BYTES * count if count < num_keys else 0

@@ -56,7 +56,7 @@ def check_names(spaces: Sequence[KeySpace]) -> None:
 
 
 def claim_axes(leaves: Mapping[str, Any], cuts: Sequence[Cut]) -> dict[str, dict[int, KeySpace]]:
-    """Which key space owns which axis of which parameter; refuses what cannot be."""
+    """Returns which key space owns which axis of which parameter; refuses impossible cuts."""
     claims: dict[str, dict[int, KeySpace]] = {}
     for cut in cuts:
         for path, given in cut.axes.items():
@@ -115,26 +115,27 @@ class Field:
         return self.axes == tuple(range(len(self.axes)))
 
     def client_shape(self, counts: Sequence[int]) -> tuple[int, ...]:
-        """The shape on a client that selected `counts[i]` keys of the i-th key space."""
+        """Returns the shape on a client that selected `counts[i]` keys of the i-th key space."""
         shape = list(self.shape)
         for axis, count in zip(self.axes, counts, strict=True):
             shape[axis] = count
         return tuple(shape)
 
     def index(self, keys: Sequence[Any]) -> tuple[Any, ...]:
-        """The index of one slice, for NumPy and JAX arrays alike."""
+        """Returns the index of one slice, for NumPy and JAX arrays alike."""
         chosen = dict(zip(self.axes, keys, strict=True))
         return tuple(chosen.get(axis, slice(None)) for axis in range(len(self.shape)))
 
     def stack(self, slices: Sequence[Array] | Array, counts: Sequence[int]) -> Array:
-        """The client's parameter from its slices, which come in the order of `Product.grid`."""
+        """Returns the client's parameter from its slices, which come in the order of
+        `Product.grid`."""
         stacked = np.asarray(slices, self.dtype).reshape(*counts, *self.slice_shape)
         if self._leads:
             return stacked
         return np.moveaxis(stacked, range(len(counts)), self.axes)
 
     def unstack(self, value: Array) -> Array:
-        """The slices of a client's parameter, shape (number of slices, *slice_shape)."""
+        """Returns the slices of a client's parameter, shape (number of slices, *slice_shape)."""
         moved = value if self._leads else np.moveaxis(value, self.axes, range(len(self.axes)))
         return moved.reshape(prod(moved.shape[: len(self.axes)]), *self.slice_shape)
 
@@ -168,11 +169,11 @@ class Part:
         return {f.path: tree.get(server_value, f.path)[f.index(keys)] for f in self.fields}
 
     def keys_of(self, keys: Mapping[str, Keys]) -> Keys:
-        """The keys of this part for a client that selected `keys`: every combination."""
+        """Returns the keys of this part for a client that selected `keys`: every combination."""
         return self.product.grid(*(keys[factor.name] for factor in self.product.factors))
 
     def to_rows(self, leaves: Mapping[str, Array], out: Array | None = None) -> Array:
-        """The slices of a model or sub-model as rows, (number of slices, slice_size).
+        """Returns the slices of a model or sub-model as rows, (number of slices, slice_size).
 
         The fields of a slice stand side by side, in the order of `record`.
 
@@ -188,7 +189,7 @@ class Part:
         return np.concatenate(flat, axis=1, out=out)
 
     def from_rows(self, rows: Array, counts: Sequence[int]) -> dict[str, Array]:
-        """The parameters of a client with `counts` keys: the inverse of `to_rows`."""
+        """Returns the parameters of a client with `counts` keys: the inverse of `to_rows`."""
         leaves, start = {}, 0
         for field in self.fields:
             stop = start + prod(field.slice_shape)
@@ -197,14 +198,14 @@ class Part:
         return leaves
 
     def pack(self, piece: Mapping[str, Array]) -> bytes:
-        """The bytes of one slice, laid out as `record`."""
+        """Returns the bytes of one slice, laid out as `record`."""
         row = np.zeros((), self.record)
         for field in self.fields:
             row[field.path] = piece[field.path]
         return row.tobytes()
 
     def unpack(self, data: bytes) -> dict[str, Array]:
-        """The slice whose bytes are `data`."""
+        """Returns the slice whose bytes are `data`."""
         if len(data) != self.record.itemsize:
             raise ShapeError(
                 f"bytes are not one slice of {self.space.name!r}: got {len(data)} bytes; expected "
@@ -231,7 +232,8 @@ class RowSource(Protocol):
         ...
 
     def rows(self, part: int, keys: KeyArray, /) -> Array:
-        """A row for each key of a part, by its place in `layout.parts`; fields side by side."""
+        """Returns a row for each key of a part, by its place in `layout.parts`; fields side by
+        side."""
         ...
 
 
@@ -292,11 +294,11 @@ class Layout:
         return self.client_size(**{space.name: space.num_keys for space in self.spaces})
 
     def client_size(self, **keys_per_client: int) -> int:
-        """How many numbers a client holds that selects this many keys of each key space."""
+        """Returns how many numbers a client holds that selects this many keys of each key space."""
         return sum(n * p.slice_size for n, p in self._slices(keys_per_client))
 
     def client_bytes(self, **keys_per_client: int) -> int:
-        """How many bytes those numbers take."""
+        """Returns how many bytes those numbers take."""
         return sum(n * p.record.itemsize for n, p in self._slices(keys_per_client))
 
     def select(self, server_value: Tree, keys: ClientKeys) -> Tree:
@@ -417,7 +419,7 @@ def layout_digest(layout: Layout) -> bytes:
 
 
 def max_keys_of(layout: Layout, keys_per_client: Mapping[str, int]) -> list[int]:
-    """The most keys that a client asks of each part; every key where nothing is cut.
+    """Returns the max number of keys that a client asks of each part; all of them without a cut.
 
     Args:
         keys_per_client: key space -> m, which is public.

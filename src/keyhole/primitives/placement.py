@@ -162,7 +162,7 @@ def _held_by_all(values: Sequence[ClientValue[Any]]) -> dict[ClientId, tuple[Any
 
 
 def contributions(values: ClientValue[T]) -> list[T]:
-    """What the clients that remain hand to an aggregation, in cohort order.
+    """Returns what the clients that remain hand to an aggregation, in cohort order.
 
     The one door out of a client placement. A test names the modules that may use it.
     """

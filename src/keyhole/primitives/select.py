@@ -110,7 +110,8 @@ def broadcast_as_select(server_value: ServerValue[T], to: ClientValue[Any]) -> C
 
 
 def fuse_broadcast(select_fn: SelectFn) -> SelectFn:
-    """One select in place of a select of x and a broadcast of y: psi'((x, y), k) = (psi(x, k), y).
+    """Returns one select in place of a select of x and a broadcast of y: psi'((x, y), k) = (psi(x,
+    k), y).
 
     >>> fuse_broadcast(lambda x, k: x[k])((["a", "b"], "everyone"), 1)
     ('b', 'everyone')
@@ -119,8 +120,8 @@ def fuse_broadcast(select_fn: SelectFn) -> SelectFn:
 
 
 def fuse_selects(first: SelectFn, second: SelectFn, product: Product) -> SelectFn:
-    """One select over `[K1] x [K2]` in place of two: psi'((x, y), (k, l)) = (psi1(x, k), psi2(y,
-    l)).
+    """Returns one select over `[K1] x [K2]` in place of two: psi'((x, y), (k, l)) = (psi1(x, k),
+    psi2(y, l)).
 
     Args:
         first: psi1, over the first factor of `product`.
@@ -136,8 +137,8 @@ def fuse_selects(first: SelectFn, second: SelectFn, product: Product) -> SelectF
 
 
 def many_as_one(select_fn: SelectFn, sequences: Sequences) -> SelectFn:
-    """One key in place of m: psi'(x, z') is the list of psi(x, k) for the m keys that z' stands
-    for.
+    """Returns one key in place of m: psi'(x, z') is the list of psi(x, k) for the m keys that z'
+    stands for.
 
     Useful to reason with; pre-generated slices would number K^m.
     """

@@ -92,7 +92,7 @@ class Participation:
 
 
 def odds_of_deciding(population: int, probability: float, minimum: int) -> float:
-    """The probability q b that a client is in a round, and that the others are one too few.
+    """Returns the probability q b that a client is in a round, and that the others are one too few.
 
         q b,    b = C(n - 1, t - 1) q^(t-1) (1 - q)^(n-t)
 
@@ -135,7 +135,7 @@ class Account:
         keys_per_client: Mapping[str, int],
         drawn: Drawn = "simulated",
     ) -> Account:
-        """The account of a run that adds updates up in this way."""
+        """Returns the account of a run that adds updates up in this way."""
         check_declares_noise(aggregate)
         _check_cohorts(privacy, cohorts, aggregate)
         about = about_of(aggregate)
@@ -163,8 +163,8 @@ class Account:
         self._after(t).check()
 
     def describe(self, t: int, asked: Sequence[int], arrived: int) -> dict[str, Any]:
-        """The fields of `PrivacySpent` after round t, with `arrived` updates in its sum; an epsilon
-        without bound is None.
+        """Returns the fields of `PrivacySpent` after round t, with `arrived` updates in its sum; an
+        epsilon without bound is None.
         """
         accountant, made_for = self._after(t), self._mechanism()
         is_poisson = self.cohorts.sampling == "poisson"

@@ -60,7 +60,8 @@ class AsyncRound:
     _added: list[tuple[ClientResult, int]] = field(default_factory=list)
 
     def busy(self, at_work: Iterable[int]) -> set[int]:
-        """Who cannot start in this round: those at work, and those who had their part in it."""
+        """Returns who cannot start in this round: those at work, and those who had their part in
+        it."""
         return {*at_work, *(result.client for result in self.ended)}
 
     def end(self, result: ClientResult, staleness: int | None) -> None:
@@ -74,8 +75,8 @@ class AsyncRound:
     def close(
         self, t: int, step: int, why: WhyStep, layout: Layout, parts: RunParts
     ) -> tuple[tuple[RowUpdate, ...] | None, RoundRecord]:
-        """The sum, each update weighed by its age, or None where the goal was not reached; and the
-        record.
+        """Returns the sum, each update weighed by its age, or None where the goal was not reached;
+        and the record.
         """
         is_step = why == "goal"
         summed = self._sum(t, layout, parts) if is_step else nothing_summed(parts)
@@ -157,7 +158,7 @@ class Buffered:
         return this.close(t, steps, why, state.layout, parts)
 
     def dump(self) -> bytes:
-        """What is under way, to be stored with a step."""
+        """Returns what is under way, to be stored with a step."""
         arrays: dict[str, Any] = {}
         flights = []
         for i, flight in enumerate(self._in_flight):

@@ -31,7 +31,7 @@ service; anyone who knows or guesses the seed names them beforehand. secret: fro
 """
 
 SECRET_BYTES = 32
-"""Of the secret of a run."""
+"""Bytes of the secret of a run."""
 
 _SEED_BYTES = 16
 

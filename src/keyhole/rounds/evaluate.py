@@ -21,7 +21,7 @@ from keyhole.rounds.workers import count_cores
 
 
 def accuracy(predicted: Array, label: Array) -> float:
-    """The share of examples whose prediction is right; NaN where there is no example.
+    """Returns the share of examples whose prediction is right; NaN where there is no example.
 
     >>> accuracy(np.array([1, 2, 3, 4]), np.array([1, 2, 0, 0]))
     0.5
@@ -30,7 +30,7 @@ def accuracy(predicted: Array, label: Array) -> float:
 
 
 def recall_at(k: int, scores: Array, example: Array, tag: Array) -> float:
-    """The share of all true tags that are among the k best of their example (micro recall).
+    """Returns the share of all true tags that are among the k best of their example (micro recall).
 
     Of tags with equal scores the one of the smaller number comes first, as in TensorFlow's top_k.
 

@@ -160,7 +160,7 @@ def typed(kind: type[_T], told: Mapping[str, Any]) -> _T:
 
 
 def read(kind: type[_R], told: Mapping[str, Any], what: str) -> _R:
-    """The record, once it is known to be whole: what is missing has no default."""
+    """Returns the record, once it is known to be whole: what is missing has no default."""
     found = convert(kind, told, what)
     missing = flatten(found.describe()).keys() - flatten(told).keys()
     if missing:

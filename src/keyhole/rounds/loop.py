@@ -65,7 +65,8 @@ class Evaluation:
         check_count("every", self.every, 1)
 
     def is_due(self, t: int) -> bool:
-        """Whether round t is evaluated; it does not depend on how many rounds there will be."""
+        """Returns whether round t is evaluated; it does not depend on how many rounds there will
+        be."""
         return (t + 1) % self.every == 0
 
     def of(self, state: ServerState) -> dict[str, float]:
@@ -115,7 +116,7 @@ class Rounds(Protocol):
         ...
 
     def dump(self) -> bytes:
-        """What is under way between two rounds."""
+        """Returns what is under way between two rounds."""
         ...
 
     def load(self, data: bytes, layout: Layout) -> None:

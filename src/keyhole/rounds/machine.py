@@ -207,7 +207,7 @@ def fade(staleness: int) -> float:
 
 
 def no_delay(_: np.random.Generator) -> float:
-    """Every client answers at once."""
+    """Returns 0 seconds: every client answers at once."""
     return 0.0
 
 
@@ -246,7 +246,7 @@ class Buffering:
                 )
 
     def draw_duration(self, rng: np.random.Generator) -> float:
-        """How long a client takes; refuses what is no length of time."""
+        """Returns how long a client takes; refuses what is no length of time."""
         drawn = float(self.duration(rng))
         if not 0 <= drawn < float("inf"):
             raise InputError(

@@ -403,7 +403,7 @@ class RunParts:
         return {each.name: _text(getattr(self, each.name)) for each in fields(self)}
 
     def account(self, layout: Layout) -> Account | None:
-        """What rounds spend; None where nothing is promised."""
+        """Returns what rounds spend; None where nothing is promised."""
         if self.privacy is None:
             return None
         from keyhole.rounds.account import Account
@@ -423,7 +423,7 @@ class RunParts:
         check_keys_per_client(layout, self.keys_per_client)
         if self.is_weighted:
             self._check_weights()
-        # Rings that are too small, and promises that cannot be kept, show before the first round.
+        # Rings that are too small, and promises that nobody can keep, show before the first round.
         if self._sum.ring is not None:
             self._sum.ring.for_clients(self.cohorts.asked)
         account = self.account(layout)

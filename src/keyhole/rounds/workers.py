@@ -173,15 +173,15 @@ def _serve(connection: Connection, factory: Callable[[], Clients]) -> None:
 
 
 def portable(error: Exception) -> Exception:
-    """The error if it survives the way to the parent, with the lines of your own code that led to
-    it, or else its words."""
+    """Returns the error if it survives the way to the parent, with the lines of your own code that
+    led to it, or else its words."""
     if lines := own_frames(error):
         error.add_note(f"in a worker:\n{lines}")
     try:
         pickle.loads(pickle.dumps(error))  # of this process  # nosec B301
     except Exception:  # noqa: BLE001
         return WorkerError(
-            f"a client failed with an error that cannot be sent: got {error!r}; expected an "
+            f"a client failed with an error that does not pickle: got {error!r}; expected an "
             "update or an exception; run without workers to see where"
         )
     return error

@@ -186,7 +186,7 @@ def weighted(update: Tree, weight: float) -> Tree:
 
 
 def usable(update: Tree) -> Tree | None:
-    """A client's update in float32, or None if it is not finite or too large to add up.
+    """Returns a client's update in float32, or None if it is not finite or too large to add up.
 
     >>> usable({"w": np.array([1.0, np.nan])}) is None
     True
@@ -212,7 +212,7 @@ def _is_finite(update: Tree) -> bool:
 
 
 def _is_beyond(update: Tree) -> bool:
-    """Whether an update that cannot be used is too long, rather than no numbers at all."""
+    """Whether a refused update is too long, rather than not finite."""
     return not any(bool(np.isnan(leaf).any()) for leaf in flatten(update).values())
 
 
@@ -252,7 +252,7 @@ def clip(update: Tree, limit: float, length: Callable[[Tree], float] | None = No
 
 
 def norm(update: Tree) -> float:
-    """The Euclidean norm of all leaves together, summed in 64 bits without overflow.
+    """Returns the Euclidean norm of all leaves together, summed in 64 bits without overflow.
 
     >>> f"{norm({'a': np.array([3e200]), 'b': [np.array([4e200])]}):.6g}"
     '5e+200'

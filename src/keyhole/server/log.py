@@ -120,7 +120,7 @@ def create_log(path: Path, layout: Layout, start: int) -> LogEnd:
 
 
 def is_empty_log(path: Path) -> bool:
-    """Whether nothing follows the header of a log, not even a part of an entry."""
+    """Returns whether nothing follows the header of a log, not even a part of an entry."""
     return path.stat().st_size <= _HEADER.size
 
 
@@ -176,7 +176,7 @@ def _pack(entry: Entry) -> list[bytes | memoryview]:
 
 
 def pack_header(magic: bytes, layout: Layout, number: int, crc: int = 0) -> bytes:
-    """The first 64 bytes of a log or a snapshot; what the two numbers say is its own."""
+    """Returns the first 64 bytes of a log or a snapshot; what the two numbers say is its own."""
     fields = (magic, _VERSION, layout_digest(layout), number, crc)
     return _HEADER.pack(*fields, checksum(_HEADER.pack(*fields, 0)[: -_CRC.size]))
 
@@ -184,7 +184,8 @@ def pack_header(magic: bytes, layout: Layout, number: int, crc: int = 0) -> byte
 def read_header(
     file: BinaryIO, path: Path, magic: bytes, layout: Layout, what: str, fix: str
 ) -> tuple[int, int]:
-    """The two numbers of a header; raises StorageError unless it is whole and of this layout."""
+    """Returns the two numbers of a header; raises StorageError unless it is whole and of this
+    layout."""
     data = file.read(_HEADER.size)
     if len(data) < _HEADER.size or data[: len(magic)] != magic:
         raise refusal(path, f"is not {what}", f"{len(data)} first bytes", "its header", fix)
@@ -256,5 +257,5 @@ def _check_next(path: Path, wrong: str, found: int, step: int, fix: str) -> None
 
 
 def refusal(path: Path, wrong: str, got: object, allowed: object, fix: str) -> StorageError:
-    """What is said of a file that is not used."""
+    """Returns the error of a file that is not used."""
     return StorageError(f"{path.name} {wrong}: got {got}; expected {allowed}; {fix}")

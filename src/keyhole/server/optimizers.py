@@ -67,14 +67,14 @@ class Slab:
         return self.values.nbytes + sum(m.nbytes for m in self.moments) + self.last.nbytes
 
     def grown(self, capacity: int, count: int) -> Slab:
-        """A larger slab with the first `count` rows copied."""
+        """Returns a larger slab with the first `count` rows copied."""
         larger = Slab.empty(capacity, self.values.shape[1], len(self.moments))
         for old, new in zip(self.named().values(), larger.named().values(), strict=True):
             new[:count] = old[:count]
         return larger
 
     def named(self) -> dict[str, NDArray[np.float32] | NDArray[np.int32]]:
-        """The arrays by name, in a fixed order: what a snapshot stores."""
+        """Returns the arrays by name, in a fixed order: what a snapshot stores."""
         moments = {f"moment{i}": moment for i, moment in enumerate(self.moments)}
         return {"values": self.values, **moments, "last": self.last}
 

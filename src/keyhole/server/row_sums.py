@@ -48,7 +48,7 @@ class RowUpdate:
 
 
 def no_update(part: Part) -> RowUpdate:
-    """The update of a part that nobody touched."""
+    """Returns the update of a part that nobody touched."""
     return RowUpdate(np.empty(0, np.int64), np.empty((0, part.slice_size), np.float32))
 
 
@@ -251,7 +251,7 @@ def merge_blocks(
 
 
 def choosers(part: Part, keys: Sequence[Mapping[str, Keys]]) -> NDArray[np.int64]:
-    """How many clients chose each distinct key of a part, ascending by key."""
+    """Returns how many clients chose each distinct key of a part, ascending by key."""
     once = np.concatenate([np.unique(part.keys_of(chosen).array) for chosen in keys])
     return np.unique(once, return_counts=True)[1].astype(np.int64)
 

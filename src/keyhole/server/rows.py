@@ -360,7 +360,7 @@ def _checked_target(name: str, target: np.ndarray, source: np.ndarray) -> np.nda
 
 
 def checked_keys(keys: np.ndarray, num_keys: int) -> np.ndarray:
-    """The keys as contiguous writeable int64, all in [0, num_keys)."""
+    """Returns the keys as contiguous writeable int64, all in [0, num_keys)."""
     if not isinstance(keys, np.ndarray) or keys.ndim != 1:
         got = f"rank {keys.ndim}" if isinstance(keys, np.ndarray) else type(keys).__name__
         fix = "pass one integer for each row"

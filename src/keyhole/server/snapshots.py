@@ -49,7 +49,7 @@ class StoredArray:
 
     @staticmethod
     def of(array: Array) -> StoredArray:
-        """An array that is in this process; its pieces are views of it."""
+        """Returns an array that is in this process; its pieces are views of it."""
         rows = rows_of_piece(array.dtype, array.shape, PIECE)
 
         def pieces() -> Iterator[Array]:
@@ -68,7 +68,7 @@ class RemoteTable(Protocol):
     """A table whose rows lie elsewhere: they come, and go back, in pieces."""
 
     def dump(self) -> tuple[dict[str, Any], dict[str, StoredArray]]:
-        """What `dump_table` returns, with the bytes of a table in this process."""
+        """Returns what `dump_table` returns, with the bytes of a table in this process."""
         ...
 
     def refill(self, described: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> Fill:
@@ -78,7 +78,7 @@ class RemoteTable(Protocol):
 
 
 def dump_table(table: Table) -> tuple[dict[str, Any], dict[str, StoredArray]]:
-    """What a table stores: its kind, and every row or those that exist and their keys."""
+    """Returns what a table stores: its kind, and every row or those that exist and their keys."""
     if isinstance(table, RemoteTable):
         return table.dump()
     assert isinstance(table, DenseTable | LazyTable)
@@ -112,13 +112,13 @@ def _load_table(
 
 
 def initial_of(described: Mapping[str, Any]) -> RowInitial:
-    """How the rows of a lazy table start, as `dump_table` has described it."""
+    """Returns how the rows of a lazy table start, as `dump_table` has described it."""
     columns = tuple((int(n), int(kind), float(scale)) for n, kind, scale in described["columns"])
     return RowInitial(described["seed"], columns)
 
 
 def rows_of_piece(dtype: np.dtype[Any], shape: tuple[int, ...], max_bytes: int) -> int:
-    """How many rows of an array make a piece."""
+    """Returns how many rows of an array make a piece."""
     return max(1, max_bytes // max(1, prod(shape[1:]) * dtype.itemsize))
 
 

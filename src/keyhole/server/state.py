@@ -56,7 +56,7 @@ class ServerState:
 
     @staticmethod
     def dense(layout: Layout, model: Tree, optimizer: Optimizer, threads: int = 1) -> ServerState:
-        """A state that holds every row of `model`, copied.
+        """Returns a state that holds every row of `model`, copied.
 
         Raises:
             ShapeError: the model does not fit the layout, or is not float32.
@@ -79,7 +79,7 @@ class ServerState:
         seed: int = 0,
         threads: int = 1,
     ) -> ServerState:
-        """A state whose rows exist once they are touched.
+        """Returns a state whose rows exist once they are touched.
 
         Args:
             layout: the model and its cuts; only shapes are read.
@@ -115,7 +115,7 @@ class ServerState:
         return sum(table.nbytes for table in self.tables)
 
     def rows(self, part: int, keys: KeyArray) -> NDArray[np.float32]:
-        """Current rows of one part.
+        """Returns the current rows of one part.
 
         Args:
             part: its place in `layout.parts`.
@@ -146,7 +146,7 @@ class ServerState:
         self.apply(self.prepare(updates), updates)
 
     def prepare(self, updates: Sequence[RowUpdate]) -> list[KeyArray]:
-        """The part of a step that can fail: checks the updates and makes room for their rows.
+        """Checks the updates and makes room for their rows: the part of a step that can fail.
 
         No value changes. Returns what `apply` takes; in between, the step can be made durable.
         """
@@ -158,13 +158,13 @@ class ServerState:
         return [t.reserve(_plain(u.keys)) for t, u in zip(self.tables, updates, strict=True)]
 
     def apply(self, slots: Sequence[KeyArray], updates: Sequence[RowUpdate]) -> None:
-        """The rest of the step, once for each `prepare`."""
+        """Makes the rest of the step, once for each `prepare`."""
         for table, at, update in zip(self.tables, slots, updates, strict=True):
             table.step(at, _plain(update.rows), self.steps + 1, self.threads)
         self.steps += 1
 
     def changed_since(self, step: int) -> tuple[KeyArray | None, ...]:
-        """Which rows may read differently now than after `step`.
+        """Returns which rows may read differently now than after `step`.
 
         Rows whose momentum still moves them count, for as long as the optimizer's horizon.
 

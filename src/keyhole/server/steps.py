@@ -53,7 +53,7 @@ class Decay(NamedTuple):
 
 
 def momentum_horizon(beta: float) -> int:
-    """Missed steps after which less than 2^-26 of the movement is to come.
+    """Returns the number of missed steps after which less than 2^-26 of the movement is to come.
 
     >>> momentum_horizon(0.0), momentum_horizon(0.5)
     (0, 27)
@@ -62,7 +62,7 @@ def momentum_horizon(beta: float) -> int:
 
 
 def moments_horizon(b1: float, b2: float, decays: bool) -> int:
-    """The same for Adam (`decays`: v shrinks too) and Yogi.
+    """Returns the horizon of Adam (`decays`: v shrinks too) or Yogi.
 
     Movements of missed steps have one sign and shrink at least as b1 / sqrt(b2), or b1 where v
     stays, but for the bias correction of v, which can undo a factor sqrt(1 - b2) once. Where b1 is

@@ -115,7 +115,7 @@ def create_store(
 
 
 def holds_store(directory: Path) -> bool:
-    """Whether a store was begun here, so that `recover` has something to find."""
+    """Returns whether a store was begun here, so that `recover` has something to find."""
     return bool(_numbered(directory, "snapshot-*.khs"))
 
 

@@ -111,7 +111,8 @@ class RowInitial:
 
     @staticmethod
     def of(part: Part, initial: Mapping[str, Initial], seed: int) -> RowInitial:
-        """The start of a part's rows from that of its parameters; those not named are zeros."""
+        """Returns the start of a part's rows from that of its parameters; those not named are
+        zeros."""
         columns = tuple(
             (prod(field.slice_shape), *initial.get(field.path, Zeros()).code)
             for field in part.fields
@@ -124,7 +125,7 @@ class RowInitial:
         return sum(count for count, _, _ in self.columns)
 
     def rows(self, keys: KeyArray) -> NDArray[np.float32]:
-        """The initial rows of `keys`, shape (m, width)."""
+        """Returns the initial rows of `keys`, shape (m, width)."""
         out = np.empty((len(keys), self.width), np.float32)
         self.fill(keys, np.arange(len(keys), dtype=np.int64), out)
         return out
@@ -206,13 +207,13 @@ class KeyIndex:
         return self._places.nbytes + self._keys.nbytes
 
     def find(self, keys: KeyArray) -> KeyArray:
-        """The slot of each key, -1 for one that was never claimed."""
+        """Returns the slot of each key, -1 for one that was never claimed."""
         slots = np.empty(len(keys), np.int64)
         _find(self._places, self._salt, keys, slots)
         return slots
 
     def claim(self, keys: KeyArray) -> KeyArray:
-        """The slot of each key; a new key takes the next free one."""
+        """Returns the slot of each key; a new key takes the next free one."""
         slots = np.empty(len(keys), np.int64)
         self._reserve(self._count + len(keys))
         self._count = _claim(self._places, self._salt, keys, self._keys, self._count, slots)
@@ -285,7 +286,7 @@ class Table(Protocol):
         ...
 
     def rows(self, keys: KeyArray, now: int, threads: int = 1) -> NDArray[np.float32]:
-        """The rows of `keys` after step `now`, in their order, repeats kept."""
+        """Returns the rows of `keys` after step `now`, in their order, repeats kept."""
         ...
 
     def reserve(self, keys: KeyArray) -> KeyArray:
@@ -297,7 +298,7 @@ class Table(Protocol):
         ...
 
     def touched_after(self, step: int) -> KeyArray:
-        """The keys touched in later steps than `step`, ascending."""
+        """Returns the keys touched in later steps than `step`, ascending."""
         ...
 
 

@@ -29,7 +29,7 @@ Places: TypeAlias = NDArray[np.int64]
 
 
 def max_bytes_of(asks: Sequence[Ask], tables: Sequence[SliceTable], limit: int) -> int:
-    """The most that an answer can take; raises TooLargeError above the limit."""
+    """Returns the most that an answer can take; raises TooLargeError above the limit."""
     total = sum([_max_bytes(ask, tables[ask.table].info) for ask in asks])
     if total > limit:
         raise TooLargeError(
@@ -63,7 +63,7 @@ async def answer_query(
 
 
 def segment_proof(table: SliceTable, place: int) -> memoryview:
-    """What leads from the records of a segment to the root: a few nodes."""
+    """Returns what leads from the records of a segment to the root: a few nodes."""
     segment = table.info.segments[place]
     assert table.tree is not None  # else there is no segment
     keys = np.arange(segment.first, segment.first + segment.count)

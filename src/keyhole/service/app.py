@@ -64,7 +64,7 @@ class SliceRoutes:
     guards: Guards
 
     def routes(self) -> list[Route]:
-        """All of them."""
+        """Returns the routes that read published rounds."""
         get, table = ("GET",), "/v1/rounds/{round}/tables/{table}"
         return [
             Route("current", get, "/v1/rounds/current", self.current),
@@ -77,7 +77,7 @@ class SliceRoutes:
         ]
 
     async def current(self, request: Request) -> Response:
-        """The newest round."""
+        """Returns the newest round."""
         guards = self.guards
         needed = guards.access.reads_need_token
         claims = guards.access.identify(request.headers, guards.clock()) if needed else None
@@ -89,7 +89,7 @@ class SliceRoutes:
         return json_response({**shown, "trailing": found.trailing})
 
     async def manifest(self, request: Request) -> Response:
-        """What a round holds."""
+        """Returns what a round holds."""
         with self._held(request) as held:
             name, data, signature = held.id, held.encoded, held.signature
         headers = [JSON, immutable(self.guards.access)]
@@ -98,7 +98,8 @@ class SliceRoutes:
         return file_response(request, headers, name, len(data), lambda i, j: data[i:j])
 
     async def slices(self, request: Request) -> Response:
-        """The slices of any keys of any tables: a proof and one gather for each, one buffer."""
+        """Returns the slices of any keys of any tables: a proof and one gather for each, one
+        buffer."""
         guards, limits = self.guards, self.guards.limits
         round_id = parse_round(request.params[0])
         claims = guards.admit(request, round_id)
@@ -123,7 +124,7 @@ class SliceRoutes:
         return Response(200, headers, answer, length, after=lambda: guards.memory.leave(weight))
 
     async def slice(self, request: Request) -> Response:
-        """One slice, for caches."""
+        """Returns one slice, for caches."""
         with self._held(request) as held:
             table = _table(held, request.params[1])
             key = parse_place(request.params[2], table.info.num_keys, "slice")
@@ -131,7 +132,7 @@ class SliceRoutes:
             return await self._records(request, table, np.array([key]), etag)
 
     async def broadcast(self, request: Request) -> Response:
-        """What every device receives."""
+        """Returns what every device receives."""
         with self._held(request) as held:
             table = next((t for t in held.tables if t.info.name == _BROADCAST), None)
             if table is None:
@@ -139,11 +140,11 @@ class SliceRoutes:
             return await self._records(request, table, np.arange(table.info.num_keys), held.id)
 
     async def segment(self, request: Request) -> Response:
-        """One segment: many slices in order of their keys."""
+        """Returns one segment: many slices in order of their keys."""
         return self._file(request, "", lambda table, place: table.segment(place))
 
     async def proof(self, request: Request) -> Response:
-        """What leads from the records of one segment to the root: a few nodes."""
+        """Returns what leads from the records of one segment to the root: a few nodes."""
         return self._file(request, "p-", segment_proof)
 
     @contextmanager
@@ -210,14 +211,14 @@ def immutable(access: Access) -> tuple[bytes, bytes]:
 
 
 def parse_round(text: str) -> str:
-    """The identifier of a round, if it can be one; raises NotFoundError."""
+    """Returns the identifier of a round, if it can be one; raises NotFoundError."""
     if number_of(text) is None:
         raise _missing("round", "another identifier", "take it from /v1/rounds/current")
     return text
 
 
 def parse_place(text: str, count: int, what: str) -> int:
-    """A number below `count`; raises NotFoundError."""
+    """Returns a number below `count`; raises NotFoundError."""
     if not _PLACE.fullmatch(text) or int(text) >= count:
         raise _missing(what, "another place", f"0..{count - 1}" if count else "none here")
     return int(text)
@@ -256,7 +257,7 @@ class UpdateRoutes:
     _layouts: dict[str, Layout | None] = field(default_factory=dict)
 
     def routes(self) -> list[Route]:
-        """All of them."""
+        """Returns the routes of devices that take part."""
         return [
             Route("checkin", ("POST",), "/v1/checkin", self.checkin),
             Route("updates", ("POST",), "/v1/rounds/{round}/updates", self.update),

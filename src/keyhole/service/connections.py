@@ -206,7 +206,7 @@ class Connection(asyncio.Protocol):
         self._inner.resume_writing()
 
     def is_slow(self, now: float) -> bool:
-        """Whether the client takes longer than it may, for a head or for an answer."""
+        """Returns whether the client takes longer than it may, for a head or for an answer."""
         unsent, cycle = self._unsent(), self._inner.cycle
         if unsent:
             return self._reads_slowly(unsent, now)

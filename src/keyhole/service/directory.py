@@ -47,12 +47,12 @@ class CurrentRound(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
 
 
 def rounds_path(directory: Path) -> Path:
-    """Where the rounds lie."""
+    """Returns where the rounds lie."""
     return directory / "rounds"
 
 
 def round_path(directory: Path, round_id: str) -> Path:
-    """Where one round lies; the identifier has been checked by `number_of`."""
+    """Returns where one round lies; the identifier has been checked by `number_of`."""
     return rounds_path(directory) / round_id
 
 

@@ -143,7 +143,7 @@ class Finisher:
             thread.start()
 
     def waiting(self, round_id: str) -> str:
-        """What a sum waits for, in words without a name."""
+        """Returns what a sum waits for, in words without a name."""
         return self._waiting.get(round_id, "")
 
     def close(self) -> None:

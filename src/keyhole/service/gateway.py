@@ -117,7 +117,7 @@ class SliceGroups:
         return total
 
     async def replies(self) -> dict[int, Reply]:
-        """The reply at each place."""
+        """Returns the reply at each place."""
         found = dict(self._refused)
         for group in self._groups.values():
             if group.keys:
@@ -180,7 +180,8 @@ def _missing(what: str) -> NotFoundError:
 def gateway_routes(
     rounds: RoundSource, keys: Sequence[GatewayKey], max_remembered: int = MAX_REMEMBERED
 ) -> Callable[[Guards], Sequence[Route]]:
-    """What makes an `App` a gateway, as one of its `extra_routes`; the first of `keys` is used.
+    """Returns what makes an `App` a gateway, as one of its `extra_routes`; the first of `keys` is
+    used.
 
     Each worker process remembers the requests that it has answered for itself, `max_remembered` of
     some 110 bytes each. One that it has forgotten can be replayed until its round is removed:
@@ -208,12 +209,12 @@ class _GatewayRoutes:
         self._pool = ThreadPoolExecutor(1, "keyhole gateway")
 
     async def keys(self, request: Request) -> Response:
-        """The key configuration: the same for everybody, without a token."""
+        """Returns the key configuration: the same for everybody, without a token."""
         self._guards.count(request, None)
         return binary_response(200, KEYS_TYPE, self._configs)
 
     async def top(self, request: Request) -> Response:
-        """What slices are compared with: the same bytes for everybody."""
+        """Returns what slices are compared with: the same bytes for everybody."""
         round_id = parse_round(request.params[0])
         self._guards.admit(request, round_id)
         with self._rounds.hold(round_id) as held:
@@ -224,7 +225,7 @@ class _GatewayRoutes:
             return top_response(request, self._guards, top_of(tree))
 
     async def answer(self, request: Request) -> Response:
-        """The sealed answers to one request or to a batch."""
+        """Returns the sealed answers to one request or to a batch."""
         guards = self._guards
         needed = guards.access.reads_need_token
         claims = guards.access.identify(request.headers, guards.clock()) if needed else None
@@ -275,7 +276,7 @@ class _GatewayRoutes:
 
 
 def sealed_response(answers: Sequence[bytes], is_batch: bool) -> Response:
-    """The answer to a batch, or to one request, which may not have been opened."""
+    """Returns the answer to a batch, or to one request, which may not have been opened."""
     if is_batch:
         return binary_response(200, ANSWERS_TYPE, encode_answers(answers))
     if answers[0]:
@@ -284,12 +285,12 @@ def sealed_response(answers: Sequence[bytes], is_batch: bool) -> Response:
 
 
 def binary_response(status: int, kind: str, body: bytes) -> Response:
-    """An answer of one content type that nobody keeps."""
+    """Returns an answer of one content type that nobody keeps."""
     return Response.of(status, [(b"content-type", kind.encode("ascii")), NO_STORE], body)
 
 
 def media_type(request: Request) -> str:
-    """Which kind of sealed body a request has; raises MediaTypeError."""
+    """Returns which kind of sealed body a request has; raises MediaTypeError."""
     kind = request.headers.get(b"content-type", b"").decode("latin-1")
     if kind not in (REQUEST_TYPE, REQUESTS_TYPE):
         raise MediaTypeError(

@@ -25,7 +25,8 @@ from keyhole.wire.messages import bound_settings, decode_update
 
 
 def nothing_of(client: int, outcome: Outcome) -> ClientResult:
-    """The result of a client that brought nothing: what it chose and fetched is not known here."""
+    """Returns the result of a client that brought nothing: what it chose and fetched is not known
+    here."""
     return ClientResult(client, outcome, {}, None)
 
 
@@ -62,8 +63,8 @@ class Summons(Protocol):
         ...
 
     def news(self, now: float) -> Sequence[tuple[str, Event]]:
-        """What has become known of clients since this was last asked, each with the round that they
-        were called to; updates show in the inbox."""
+        """Returns what has become known of clients since this was last asked, each with the round
+        that they were called to; updates show in the inbox."""
         ...
 
     def over(self) -> None:
@@ -71,7 +72,8 @@ class Summons(Protocol):
         ...
 
     def incidents(self) -> list[str]:
-        """What went wrong since this was last asked: sentences with counts, and without keys."""
+        """Returns what went wrong since this was last asked: sentences with counts, and without
+        keys."""
         ...
 
 
@@ -87,17 +89,17 @@ class CheckIns:
         *,
         may_miss: bool = False,
     ) -> None:
-        """The published round says who takes part."""
+        """Does nothing: the published round says who takes part."""
 
     def news(self, now: float) -> Sequence[tuple[str, Event]]:
-        """A device that stays away says nothing."""
+        """Returns nothing: a device that stays away sends no word."""
         return ()
 
     def over(self) -> None:
-        """The service refuses what comes later."""
+        """Does nothing: the service refuses what comes later."""
 
     def incidents(self) -> list[str]:
-        """A device that fails does so unheard."""
+        """Returns nothing: a device that fails does so unheard."""
         return []
 
 
@@ -124,11 +126,11 @@ class Inbox(Protocol):
         ...
 
     def devices(self, round_id: str) -> Iterable[str]:
-        """Whose update is here, whole."""
+        """Returns whose update is here, whole."""
         ...
 
     def refused(self, round_id: str) -> Iterable[str]:
-        """Whose update was refused when it came: these are not waited for."""
+        """Returns whose update was refused when it came: these are not waited for."""
         ...
 
     def close(self, round_id: str) -> Iterable[str]:
@@ -136,7 +138,7 @@ class Inbox(Protocol):
         ...
 
     def is_closed(self, round_id: str) -> bool:
-        """Whether the round takes no more."""
+        """Returns whether the round takes no more."""
         ...
 
     def add_up(self, round_id: str, outcomes: Mapping[int, Outcome], coding: Coding) -> Gathered:
@@ -183,11 +185,11 @@ class SpoolInbox:
                 self._spool.remove(older)
 
     def devices(self, round_id: str) -> Iterable[str]:
-        """Whose update is stored."""
+        """Returns whose update is stored."""
         return self._spool.devices(round_id)
 
     def refused(self, round_id: str) -> Iterable[str]:
-        """Whose update the service refused."""
+        """Returns whose update the service refused."""
         return self._spool.refused(round_id)
 
     def close(self, round_id: str) -> Iterable[str]:
@@ -195,7 +197,7 @@ class SpoolInbox:
         return self._spool.close(round_id)
 
     def is_closed(self, round_id: str) -> bool:
-        """Whether the spool takes no more of this round."""
+        """Returns whether the spool takes no more of this round."""
         return self._spool.is_closed(round_id)
 
     def add_up(self, round_id: str, outcomes: Mapping[int, Outcome], coding: Coding) -> Gathered:
@@ -214,7 +216,8 @@ class SpoolInbox:
         return Gathered(results, cost, add_up(t, results, layout, parts, blocks))
 
     def result(self, round_id: str, client: int, outcome: Outcome, coding: Coding) -> ClientResult:
-        """What a client brought, if it brought anything; "refused" if that cannot be added."""
+        """Returns what a client brought, if it brought anything; "refused" if that cannot be
+        added."""
         _, layout, parts = self._round
         if not self._spool.has(round_id, device_name(client)):
             is_above = self._spool.refusal(round_id, device_name(client)) == "norm"

@@ -197,7 +197,8 @@ class Turns:
 
 
 def too_many(what: str, allowed: str, seconds: float) -> TooManyError:
-    """The error of one who asks too much; the answer says after how many seconds to come back."""
+    """Returns the error of one who asks too much; the answer says after how many seconds to come
+    back."""
     error = TooManyError(f"too many {what}: got one more; expected {allowed}; wait {seconds:.3g} s")
     error.retry_after = seconds
     return error

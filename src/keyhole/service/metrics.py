@@ -81,12 +81,12 @@ class MetricsBoard:
         self._workers = workers
 
     def row(self, worker: int) -> memoryview[float]:
-        """The numbers of one worker."""
+        """Returns the numbers of one worker."""
         at = worker * _CELLS * 8
         return memoryview(self._memory)[at : at + _CELLS * 8].cast("d")
 
     def totals(self) -> list[float]:
-        """The numbers of all workers together."""
+        """Returns the numbers of all workers together."""
         rows = np.frombuffer(self._memory, np.float64).reshape(self._workers, _CELLS)
         totals: list[float] = rows.sum(axis=0).tolist()
         return totals
@@ -161,7 +161,7 @@ class Metrics:
         self._row[_AT[kind if kind in _KINDS else UNEXPECTED]] += 1
 
     def page(self) -> bytes:
-        """All numbers, as Prometheus reads them."""
+        """Returns all numbers, as Prometheus reads them."""
         return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:

@@ -242,7 +242,7 @@ def stored_current(store: RoundStore) -> CurrentRound:
 
 
 def oldest_first(names: Iterable[str], before: int) -> list[str]:
-    """Those names that are of rounds before a number, the oldest first.
+    """Returns those names that are of rounds before a number, the oldest first.
 
     >>> names = [f"{number}-{64 * '0'}" for number in (11, 10, 9)]
     >>> oldest_first([*names, ".part-0", "8-0"], before=11) == [names[2], names[1]]

@@ -46,7 +46,7 @@ _INDEX_BYTES = 120  # of the hash index for each slot, at most: while it grows t
 
 
 def whole_bytes(num_keys: int, record_bytes: int) -> int:
-    """What a slab takes that holds every key of a table."""
+    """Returns what a slab takes that holds every key of a table."""
     return num_keys * (record_bytes + _SLOT_BYTES)
 
 
@@ -79,7 +79,8 @@ class SliceSlab:
         self.states[-1] = _NOWHERE
 
     def claim(self, keys: KeyArray) -> KeyArray:
-        """The slot of each key, -1 where the slab is full; a key keeps its slot for good."""
+        """Returns the slot of each key, -1 where the slab is full; a key keeps its slot for
+        good."""
         if self._index is None:
             return keys
         slots = self._index.find(keys)
@@ -91,7 +92,7 @@ class SliceSlab:
         return slots
 
     def gather(self, slots: KeyArray) -> Fetched:
-        """A copy of what lies in the slots; slot -1 gives any."""
+        """Returns a copy of what lies in the slots; slot -1 gives any."""
         # "clip" checks nothing: slots are ours.
         records = np.take(self.records, slots, axis=0, mode="clip")
         return Fetched(records, np.take(self.leaves, slots, axis=0, mode="clip"))
@@ -125,7 +126,7 @@ class MissBatch:
         self.size += len(keys)
 
     def kept(self) -> tuple[KeyArray, KeyArray]:
-        """The kept keys and their slots."""
+        """Returns the kept keys and their slots."""
         none = np.empty(0, np.int64)
         return (
             np.concatenate([none, *(keys for keys, _ in self._kept)]),
@@ -133,7 +134,7 @@ class MissBatch:
         )
 
     def loose(self) -> KeyArray:
-        """The distinct loose keys, ascending: the order of their records."""
+        """Returns the distinct loose keys, ascending: the order of their records."""
         return np.unique(np.concatenate([np.empty(0, np.int64), *self._loose]))
 
     async def wait(self) -> None:
@@ -173,7 +174,7 @@ class BatchQueue:
         return self._under_way[number]
 
     def open(self) -> MissBatch:
-        """The batch that takes misses now; it will be computed without further doing."""
+        """Returns the batch that takes misses now; it will be computed without further doing."""
         if not self._waiting or self._waiting[-1].size >= self._batch_keys:
             loop = asyncio.get_running_loop()
             batch = MissBatch(self._next_number, loop.create_future())
@@ -444,7 +445,7 @@ class OnDemandRounds:
             self._current = replace(self._current, phase="closed")
 
     def current(self, newest: bool = False) -> Current | None:
-        """The newest round; None before the first."""
+        """Returns the newest round; None before the first."""
         return self._current
 
     @contextmanager

@@ -62,7 +62,7 @@ class BaseTable:
     changed: KeyArray = field(default_factory=lambda: np.empty(0, np.int64))
 
     def holds(self, place: int, span: tuple[int, int]) -> bool:
-        """Whether the segment at a place holds the same keys, and its file is there."""
+        """Returns whether the segment at a place holds the same keys, and its file is there."""
         if self.info is None or place >= len(self.info.segments) or not self.info.record_bytes:
             return False
         found, path = self.info.segments[place], records_path(self.directory, place)
@@ -70,12 +70,12 @@ class BaseTable:
         return is_same and _size_of(path) == found.count * self.info.record_bytes
 
     def changed_in(self, span: tuple[int, int]) -> KeyArray:
-        """The changed keys of a segment."""
+        """Returns the changed keys of a segment."""
         low, high = np.searchsorted(self.changed, [span[0], span[0] + span[1]])
         return self.changed[low:high]
 
     def may_take(self, path: Path) -> bool:
-        """Whether a file may be written to: it is spare, and no other round has it."""
+        """Returns whether a file may be written to: it is spare, and no other round has it."""
         return self.is_spare and path.exists() and path.stat().st_nlink == 1
 
 
@@ -89,7 +89,7 @@ class _Ways:
 
     @staticmethod
     def of(source: SliceSource, spans: Sequence[tuple[int, int]], base: BaseTable | None) -> _Ways:
-        """The way that takes the least time."""
+        """Returns the way that takes the least time."""
         ways = _Ways({}, {}, {})
         for place, span in enumerate(spans):
             if base is None or not base.holds(place, span):
@@ -108,7 +108,7 @@ class _Ways:
         return ways
 
     def changed(self, base: BaseTable) -> KeyArray:
-        """The keys whose leaves are made again, ascending."""
+        """Returns the keys whose leaves are made again, ascending."""
         found = {place: np.arange(first, first + n) for place, (first, n) in self.whole.items()}
         found |= {place: base.changed_in(span) for place, span in self.patched.items()}
         none = np.empty(0, np.int64)

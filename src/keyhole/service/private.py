@@ -90,8 +90,8 @@ class PrivateTables:
         return sum(entry.size for entry in self._entries.values())
 
     async def table(self, held: OpenRound, place: int) -> ServedTable:
-        """A table of a round that the caller holds, by its place in the manifest; the first who
-        asks has it made, and all wait for the same one.
+        """Returns a table of a round that the caller holds, by its place in the manifest; the first
+        who asks has it made, and all wait for the same one.
 
         Raises:
             NotFoundError: a table that is not retrieved from in private, or too large for it.
@@ -230,7 +230,7 @@ def _too_old(number: int) -> TooLateError:
 def query_routes(
     rounds: RoundSource, settings: QuerySettings
 ) -> Callable[[Guards], Sequence[Route]]:
-    """What makes an `App` a server of private retrieval, as one of its `extra_routes`."""
+    """Returns what makes an `App` a server of private retrieval, as one of its `extra_routes`."""
 
     def make(guards: Guards) -> Sequence[Route]:
         gate = Gate(settings.scans, guards.limits.waiting)
@@ -250,7 +250,7 @@ class QueryRoutes:
     tables: PrivateTables
 
     def routes(self) -> list[Route]:
-        """All of them."""
+        """Returns the routes of a server of private retrieval."""
         table = "/v1/rounds/{round}/tables/{table}/pir/{scheme}"
         return [
             Route("pir params", ("GET",), table, self.params),
@@ -260,7 +260,7 @@ class QueryRoutes:
         ]
 
     async def params(self, request: Request) -> Response:
-        """What a device must know of a table before it asks."""
+        """Returns what a device must know of a table before it asks."""
         self._admit(request)
         with self.rounds.hold(request.params[0]) as held:
             params = (await self._table(request, held)).server.params
@@ -270,7 +270,7 @@ class QueryRoutes:
         return response
 
     async def hint(self, request: Request) -> Response:
-        """What a device must have before it asks, where the delivery has hints."""
+        """Returns what a device must have before it asks, where the delivery has hints."""
         self._admit(request)
         with self.rounds.hold(request.params[0]) as held:
             server = (await self._table(request, held)).server
@@ -279,14 +279,14 @@ class QueryRoutes:
         return self._file(request, server.hint, "h-", server.params)
 
     async def top(self, request: Request) -> Response:
-        """What rows are compared with: the same bytes for everybody."""
+        """Returns what rows are compared with: the same bytes for everybody."""
         self.guards.admit(request, parse_round(request.params[0]))
         with self.rounds.hold(request.params[0]) as held:
             table = await self._table(request, held)
         return top_response(request, self.guards, table.top)
 
     async def query(self, request: Request) -> Response:
-        """The reply to a query, or the one refusal."""
+        """Returns the reply to a query, or the one refusal."""
         guards = self.guards
         claims = guards.admit_query(request, parse_round(request.params[0]))
         self._check_scheme(request)
@@ -358,7 +358,7 @@ class QueryRoutes:
 
 
 def top_response(request: Request, guards: Guards, top: bytes) -> Response:
-    """The top of a table, which caches may keep."""
+    """Returns the top of a table, which caches may keep."""
     headers, etag = [BINARY, immutable(guards.access)], "p-" + sha256(top).hexdigest()[:32]
     return file_response(request, headers, etag, len(top), partial(pieces, memoryview(top)))
 

@@ -211,7 +211,7 @@ class Publisher:
         write_current(self.directory, current, True)  # services look there for what is new
 
     def cohort_of(self, number: int) -> list[str] | None:
-        """Whom the current round is for; None if it has another number, or is for all."""
+        """Returns whom the current round is for; None if it has another number, or is for all."""
         current = read_current(self.directory)
         if current is None or current.number != number:
             return None

@@ -127,7 +127,7 @@ class MappedTable:
         return self.gather(keys, out)
 
     def gather(self, keys: KeyArray, out: RecordArray | None = None) -> Fetched:
-        """What `fetch` returns."""
+        """Returns what `fetch` returns."""
         if not keys.flags.carray:  # kernels are compiled for such alone
             keys = keys.copy()
         if not all_within(keys, self.info.num_keys - 1):
@@ -195,7 +195,7 @@ def open_table(directory: Path, info: TableInfo) -> MappedTable:
     """
     counts = [segment.count for segment in info.segments]
     if not counts or any(c != counts[0] for c in counts[:-1]) or counts[-1] > counts[0]:
-        raise _damaged(f"the manifest of table {info.name!r}", "segments that cannot be served")
+        raise _damaged(f"the manifest of table {info.name!r}", "segments that do not fit the table")
     (nodes,), _ = map_files([tree_path(directory)], [tree_bytes(info.num_keys)])
     tree = Tree(TreeShape(info.num_keys), nodes.reshape(-1, HASH_BYTES))
     if tree.root.hex() != info.root:

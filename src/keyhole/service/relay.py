@@ -210,7 +210,7 @@ class GatewayLink:
             raise _no_answer("an answer that makes no sense") from error
 
     async def configs(self) -> bytes:
-        """The gateway's key configuration, as it gives it."""
+        """Returns the gateway's key configuration, as it gives it."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, self._get_configs)
 
     def _get_configs(self) -> bytes:
@@ -259,7 +259,7 @@ def _no_answer(got: str) -> ServiceError:
 
 
 def relay_access(keyring: Keyring | None = None, denied: DenyList | None = None) -> Access:
-    """Who is let in at a relay: devices with a token for it, or everyone without keys."""
+    """Returns who is let in at a relay: devices with a token for it, or everyone without keys."""
     return Access(keyring, audience="relay", denied=denied)
 
 

@@ -69,7 +69,7 @@ class Request:
         return str(client[0]) if client else "unknown"
 
     def announced(self, limit: int) -> int | None:
-        """The length of the body as the head has it; None where it comes in pieces."""
+        """Returns the length of the body as the head has it; None where it comes in pieces."""
         text = self.headers.get(b"content-length")
         if text is None:
             return None
@@ -122,7 +122,7 @@ class Response:
 
     @staticmethod
     def of(status: int, headers: Headers, body: Body) -> Response:
-        """An answer of one buffer."""
+        """Returns an answer of one buffer."""
         return Response(status, headers, body, len(body))
 
 
@@ -153,7 +153,8 @@ async def _alive(_: Request) -> Response:
 
 
 def health_routes(ready: Handler = _alive) -> list[Route]:
-    """What probes ask: whether a service lives, and by `ready` whether it has work to do."""
+    """Returns what probes ask: whether a service lives, and by `ready` whether it has work to
+    do."""
     return [
         Route("health", ("GET",), "/healthz", _alive),
         Route("ready", ("GET",), "/readyz", ready),
@@ -169,7 +170,7 @@ class Routes:
             self._add(route, metrics.route(route.name))
 
     def find(self, method: str, path: bytes) -> tuple[Route, RouteMetrics, tuple[str, ...]]:
-        """The route of a path and what stands in its variable places."""
+        """Returns the route of a path and what stands in its variable places."""
         node, params = self._root, []
         for word in path.split(b"/"):
             child = node.children.get(word)
@@ -228,7 +229,7 @@ _PIECE = 1 << 18  # bytes of a file that are copied at a time
 
 
 def json_response(content: Mapping[str, object], status: int = 200) -> Response:
-    """An answer that changes from one moment to the next."""
+    """Returns an answer that changes from one moment to the next."""
     return Response.of(status, [JSON, NO_STORE], msgspec.json.encode(content))
 
 
@@ -253,7 +254,8 @@ def file_response(
     length: int,
     read: Callable[[int, int], Body | Iterator[Body]],
 ) -> Response:
-    """An answer of bytes that never change: whole, a part, or a word that the client has them."""
+    """Returns an answer of bytes that never change: whole, a part, or a word that the client has
+    them."""
     quoted = f'"{etag}"'.encode("ascii")
     headers = [*headers, (b"etag", quoted)]
     if _matches(request.headers.get(b"if-none-match"), quoted):

@@ -66,22 +66,22 @@ class WriteSettings:
 
 
 def table_path(round_directory: Path, table: int) -> Path:
-    """Where the segments of a table lie."""
+    """Returns where the segments of a table lie."""
     return round_directory / f"table-{table}"
 
 
 def records_path(table_directory: Path, segment: int) -> Path:
-    """The file of a segment's records."""
+    """Returns the file of a segment's records."""
     return table_directory / f"seg-{segment}.bin"
 
 
 def tree_path(table_directory: Path) -> Path:
-    """The file of a table's tree."""
+    """Returns the file of a table's tree."""
     return table_directory / "tree.bin"
 
 
 def tree_bytes(num_keys: int) -> int:
-    """The length of that file."""
+    """Returns the length of that file."""
     return TreeShape(num_keys).num_nodes * HASH_BYTES
 
 
@@ -103,7 +103,8 @@ def cut_segments(num_keys: int, record_bytes: int, segment_bytes: int) -> list[t
 
 
 def stored_rows(source: SliceSource) -> NDArray[Any] | None:
-    """The rows of an array that records are as they stand there: nothing is cheaper to read."""
+    """Returns the rows of an array that records are as they stand there: nothing is cheaper to
+    read."""
     if not isinstance(source, StateSource) or source.coding.kind != "plain":
         return None
     table = source.state.tables[source.place]

@@ -144,7 +144,8 @@ class Streamed:
         return this.async_round.close(t, steps, why, state.layout, parts)
 
     def dump(self) -> bytes:
-        """Who is at work and on what, to be stored with a step; their updates are in files."""
+        """Returns who is at work and on what, to be stored with a step; their updates are in
+        files."""
         at_work = [[each.client, each.number] for each in self._at_work.values()]
         versions = {name: [v.number, v.step] for name, v in self._versions.items()}
         found = {"drawn": self._drawn, "at_work": at_work, "versions": versions}
@@ -388,7 +389,7 @@ class Served:
         return gathered.summed.rows, record
 
     def dump(self) -> bytes:
-        """What is under way between rounds: nothing but in asynchronous ones."""
+        """Returns what is under way between rounds: nothing but in asynchronous ones."""
         return b"" if self._streamed is None else self._streamed.dump()
 
     def load(self, data: bytes, layout: Layout) -> None:

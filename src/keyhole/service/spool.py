@@ -86,7 +86,7 @@ class UpdateSpool:
         return outcome
 
     def has(self, round_id: str, device: str) -> bool:
-        """Whether a device's update is here, or was when the round closed."""
+        """Returns whether a device's update is here, or was when the round closed."""
         path = self._path(round_id, device)
         if path.exists():
             return True
@@ -107,7 +107,7 @@ class UpdateSpool:
             sync_directory(folder.parent)
 
     def refused(self, round_id: str) -> list[str]:
-        """The devices whose update was refused, sorted."""
+        """Returns the devices whose update was refused, sorted."""
         folder = self._folder(round_id) / _REFUSED
         try:
             return sorted(e.name for e in folder.iterdir() if not e.name.startswith("."))
@@ -115,7 +115,7 @@ class UpdateSpool:
             return []
 
     def refusal(self, round_id: str, device: str) -> Refusal | None:
-        """Why the update of a device was refused; None if it was not."""
+        """Returns why the update of a device was refused; None if it was not."""
         try:
             text = (self._path(round_id, device).parent / _REFUSED / device).read_text()
         except FileNotFoundError:
@@ -123,7 +123,7 @@ class UpdateSpool:
         return "norm" if text == "norm" else "numbers"
 
     def devices(self, round_id: str) -> list[str]:
-        """The devices whose uploads are here, sorted."""
+        """Returns the devices whose uploads are here, sorted."""
         folder = self._folder(round_id)
         try:
             names = [entry.name for entry in folder.iterdir()]
@@ -147,11 +147,11 @@ class UpdateSpool:
         return self._count(round_id)
 
     def is_closed(self, round_id: str) -> bool:
-        """Whether `close` was called."""
+        """Returns whether `close` was called."""
         return (self._folder(round_id) / _CLOSED).exists()
 
     def rounds(self) -> list[str]:
-        """The rounds of which something is here, and that were not removed."""
+        """Returns the rounds of which something is here, and that were not removed."""
         return sorted(f.name for f in self._folders() if not (f / _REMOVED).exists())
 
     def read(self, round_id: str, device: str) -> bytes:

@@ -69,7 +69,7 @@ class Listen:
             )
 
     def tls(self) -> ssl.SSLContext | None:
-        """The settings of TLS, 1.2 or newer; None for plain HTTP."""
+        """Returns the settings of TLS, 1.2 or newer; None for plain HTTP."""
         if self.certfile is None:
             return None
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -114,7 +114,7 @@ def bind(listen: Listen) -> socket.socket:
 
 
 def url_of(listener: socket.socket, listen: Listen) -> str:
-    """The URL of a listening socket; its port may have been chosen by the system."""
+    """Returns the URL of a listening socket; its port may have been chosen by the system."""
     scheme = "http" if listen.certfile is None else "https"
     host = f"[{listen.host}]" if ":" in listen.host else listen.host
     return f"{scheme}://{host}:{listener.getsockname()[1]}"

@@ -56,7 +56,7 @@ class SliceTable(Protocol):
         ...
 
     def segment(self, place: int) -> memoryview:
-        """The records of one segment, read-only.
+        """Returns the records of one segment, read-only.
 
         Raises:
             NotFoundError: there is no such segment; slices on demand have none.
@@ -93,8 +93,9 @@ class RoundSource(Protocol):
     """The rounds of a service."""
 
     def current(self, newest: bool = False) -> Current | None:
-        """The newest round; None before the first. It may have been read a moment ago, unless
-        `newest` asks to look again: who is let in, and whose update is taken, hangs on that."""
+        """Returns the newest round; None before the first. It may have been read a moment ago,
+        unless `newest` asks to look again: who is let in, and whose update is taken, hangs on
+        that."""
         ...
 
     def hold(self, round_id: str) -> AbstractContextManager[OpenRound]:
@@ -161,7 +162,7 @@ def admit(
 
 
 def device_name(client: int) -> str:
-    """What client number n of the population is called at the service.
+    """Returns what client number n of the population is called at the service.
 
     >>> device_name(7)
     'device-7'

@@ -46,10 +46,10 @@ from keyhole.wire.sockets import (
 )
 
 MAX_ERROR_BYTES = 1 << 16
-"""Of the body of an error; longer ones are not read to their end."""
+"""Bytes of the body of an error; longer ones are not read to their end."""
 
 REFUSAL = b"KHP2\x03".ljust(72, b"\0")
-"""The answer to every private message that cannot be used: it does not tell why."""
+"""The answer to every unusable private message: it does not tell why."""
 
 _MAX_WORDS = 400  # characters of one fact
 
@@ -175,7 +175,7 @@ class HttpClient:
             connection.close()
 
     def attempts(self, what: str) -> Attempts:
-        """The attempts of one request, `what` in words."""
+        """Returns the attempts of one request, `what` in words."""
         return Attempts(what, self._retry, self._uniform, self._clock, self._stop)
 
     def send(

@@ -33,7 +33,7 @@ from keyhole.primitives.layout import Cut, Layout
 
 VERSION = 2
 MAX_BYTES = 64 << 20
-"""Of an encoded manifest: more than 300,000 segments."""
+"""Bytes of an encoded manifest: more than 300,000 segments."""
 
 _MAX_ROUNDS = 10**18  # what the identifier of a round has digits for
 _MAX_TABLES = 4096  # of one manifest; a model of the paper has four
@@ -158,7 +158,7 @@ def table_info(records: Records, layout: Layout | None = None, place: int = 0) -
 
 
 def unwritten(table: TableInfo) -> TableInfo:
-    """The table without what follows from the content of its records."""
+    """Returns the table without what follows from the content of its records."""
     return msgspec.structs.replace(table, root="", segments=())
 
 
@@ -169,7 +169,8 @@ def describe_round(
     step: int,
     settings: Mapping[str, Any],
 ) -> Manifest:
-    """The manifest of a round; `layout` is None where its tables are of select functions."""
+    """Returns the manifest of a round; `layout` is None where its tables are of select
+    functions."""
     spaces = () if layout is None else layout.spaces
     return Manifest(
         version=VERSION,
@@ -212,7 +213,7 @@ def decode_manifest(data: bytes) -> Manifest:
 
 
 def name_round(encoded: bytes, number: int) -> str:
-    """The identifier of a round: its number and what its manifest holds, never used twice.
+    """Returns the identifier of a round: its number and what its manifest holds, never used twice.
 
     >>> name_round(b"{}", 12)
     '12-44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a'
@@ -221,8 +222,8 @@ def name_round(encoded: bytes, number: int) -> str:
 
 
 def keys_of_round(manifest: Manifest, table: TableInfo) -> int | None:
-    """How many slices of a table a client takes at most, as the round says: public, and no more
-    than there are. A table that several key spaces cut is asked for every combination of a
+    """Returns how many slices of a table a client takes at most, as the round says: public, and no
+    more than there are. A table that several key spaces cut is asked for every combination of a
     client's keys. None where the settings of the round, which can hold anything, do not say."""
     per_client = manifest.settings.get("keys_per_client")
     told = per_client if isinstance(per_client, dict) else {}
@@ -325,7 +326,8 @@ _ROUND_ID = re.compile(r"(0|[1-9][0-9]{0,17})-[0-9a-f]{64}")
 
 
 def number_of(round_id: str) -> int | None:
-    """The number in a round's identifier; None if it is no identifier, as `name_round` makes them.
+    """Returns the number in a round's identifier; None if it is no identifier, as `name_round`
+    makes them.
 
     >>> [number_of(f"{number}-" + 64 * "0") for number in ("12", "012", "../12")]
     [12, None, None]
@@ -335,8 +337,8 @@ def number_of(round_id: str) -> int | None:
 
 
 def digest_of(round_id: str) -> bytes:
-    """The SHA-256 of the manifest that a round is named after, 32 bytes: what messages that belong
-    to one model say of it.
+    """Returns the SHA-256 of the manifest that a round is named after, 32 bytes: what messages that
+    belong to one model say of it.
 
     >>> digest_of(name_round(b"{}", 12)) == sha256(b"{}").digest()
     True
@@ -347,7 +349,7 @@ def digest_of(round_id: str) -> bytes:
 
 
 def not_a_round(got: str) -> InputError:
-    """The error where something is no identifier of a round."""
+    """Returns the error where something is no identifier of a round."""
     return InputError(
         f"not the identifier of a round: got {got!r}; expected a number, '-' and 64 hex digits; "
         "pass what check_in returns, or the round of current"
@@ -355,25 +357,25 @@ def not_a_round(got: str) -> InputError:
 
 
 def max_proof_nodes(info: TableInfo, count: int) -> int:
-    """Nodes before the records of this many keys, at most."""
+    """Returns the max number of nodes before the records of this many keys."""
     return TreeShape(info.num_keys).max_proof(count) if info.root else 1
 
 
 def count_nodes(info: TableInfo, keys: KeyArray) -> int:
-    """Nodes before the records of keys."""
+    """Returns the number of nodes before the records of keys."""
     if not info.root:
         return int(len(keys) > 0)
     return len(place_nodes(TreeShape(info.num_keys), keys))
 
 
 def place_nodes(shape: TreeShape, keys: KeyArray) -> NDArray[np.int64]:
-    """Where in a tree those nodes lie that lead from the records of keys, in any order, to its
-    root."""
+    """Returns where in a tree those nodes lie that lead from the records of keys, in any order, to
+    its root."""
     return proof_places(shape, np.sort(keys)) if len(keys) else np.empty(0, np.int64)
 
 
 def vouch(keys: KeyArray, leaves: HashArray) -> HashArray:
-    """The one node that stands for an answer of a table without a root."""
+    """Returns the one node that stands for an answer of a table without a root."""
     if not len(keys):
         return leaves[:0]
     root = HashTree.of(leaves[np.unique(keys, return_index=True)[1]]).root

@@ -79,7 +79,7 @@ class Answer:
 
 
 def names_of(leaves: HashArray) -> Names:
-    """What a device calls records that it holds, given their leaves."""
+    """Returns what a device calls records that it holds, given their leaves."""
     return np.ascontiguousarray(leaves[:, :8]).view(_U8)[:, 0]
 
 
@@ -97,7 +97,8 @@ def encode_query(asks: Sequence[Ask]) -> bytes:
 
 
 def max_query_bytes(max_keys: int) -> int:
-    """The length of the longest query of this many keys: eight bytes each, and as many of names."""
+    """Returns the length of the longest query of this many keys: eight bytes each, and as many of
+    names."""
     return _HEAD.size + MAX_BLOCKS * _BLOCK.size + 16 * max_keys
 
 
@@ -129,20 +130,20 @@ def decode_query(body: bytes | bytearray, num_keys: Sequence[int], max_keys: int
 
 
 def unchanged(ask: Ask, leaves: HashArray) -> NDArray[np.bool_] | None:
-    """Which of the records asked for the device holds already; None if it holds nothing."""
+    """Returns which of the records asked for the device holds already; None if it holds nothing."""
     return None if ask.names is None else ask.names == names_of(leaves)
 
 
 def sent_mask(is_sent: NDArray[np.bool_]) -> bytes:
-    """The bits that precede the records of a block that was asked for with names."""
+    """Returns the bits that precede the records of a block that was asked for with names."""
     return np.packbits(is_sent, bitorder="little").tobytes()
 
 
 def max_answer_bytes(
     asks: Sequence[Ask], record_bytes: Mapping[int, int], nodes: Sequence[int]
 ) -> int:
-    """The length of the longest answer: proofs of this many nodes, bits before records, and all
-    records."""
+    """Returns the length of the longest answer: proofs of this many nodes, bits before records, and
+    all records."""
     return HASH_BYTES * sum(nodes) + sum(
         len(ask.keys) * record_bytes[ask.table] + _mask_bytes(ask) for ask in asks
     )
@@ -308,8 +309,8 @@ def _cut_short(length: int) -> DamageError:
 
 
 SumPhase: TypeAlias = Literal["open", "closing", "ready", "failed"]
-"""Of a sum at one aggregator: takes shares; takes no more, compares and adds up; its share can be
-fetched; nothing will ever be given out."""
+"""The phase of a sum at one aggregator: takes shares; takes no more, compares and adds up; its
+share can be fetched; nothing will ever be given out."""
 
 
 class SumOpening(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -331,7 +332,7 @@ class Failure(msgspec.Struct, frozen=True):
 
     @staticmethod
     def of(error: KeyholeError) -> Failure:
-        """The facts of an error."""
+        """Returns the facts of an error."""
         return Failure(type(error).__name__, error.wrong, error.got, error.allowed, error.fix)
 
     def __str__(self) -> str:
@@ -374,7 +375,7 @@ def read_message(data: bytes | bytearray | memoryview, kind: type[T]) -> T:
 
 
 def peer_name(party: int) -> str:
-    """What an aggregator is called by the other one."""
+    """Returns what an aggregator is called by the other one."""
     return f"aggregator-{party}"
 
 
@@ -382,7 +383,7 @@ _MAX_NORM, _ABOVE_NORM = "max_update_norm", "above_norm"
 
 
 def bound_settings(bound: InputBound) -> dict[str, object]:
-    """What the settings of a manifest say about how long an update may be."""
+    """Returns what the settings of a manifest say about how long an update may be."""
     return {_MAX_NORM: bound.max_norm, _ABOVE_NORM: bound.above} if bound.is_bound else {}
 
 
@@ -401,7 +402,7 @@ SUM_SETTING = "sum_terms"
 
 
 def sum_settings(params: bytes) -> dict[str, object]:
-    """What the settings of a manifest say about the sum of its round."""
+    """Returns what the settings of a manifest say about the sum of its round."""
     return {SUM_SETTING: b64encode(params).decode("ascii")}
 
 

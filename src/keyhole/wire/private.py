@@ -106,7 +106,8 @@ class QuerySettings:
 
 
 def max_keys_of_table(settings: QuerySettings, manifest: Manifest, table: TableInfo) -> int:
-    """How many keys every query of a table is padded to: public, and the same for all devices."""
+    """Returns how many keys every query of a table is padded to: public, and the same for all
+    devices."""
     told = keys_of_round(manifest, table)
     if told is None:
         told = settings.max_keys_of.get(table.name, settings.max_keys)
@@ -120,57 +121,60 @@ def max_keys_of_table(settings: QuerySettings, manifest: Manifest, table: TableI
 
 
 def table_id(round_id: str, place: int | str) -> str:
-    """What a table of a round is called in `PrivateTable.id`."""
+    """Returns what a table of a round is called in `PrivateTable.id`."""
     return f"{round_id}/tables/{place}"
 
 
 def name_table(round_id: str, place: int) -> bytes:
-    """The 16 bytes that stand for one table of a round in params and messages."""
+    """Returns the 16 bytes that stand for one table of a round in params and messages."""
     return name_of_round(table_id(round_id, place))
 
 
 def top_path(round_id: str, place: int | str) -> str:
-    """Where the top of a table of a round is fetched: the same bytes for everybody."""
+    """Returns where the top of a table of a round is fetched: the same bytes for everybody."""
     return f"/v1/rounds/{table_id(round_id, place)}/top"
 
 
 def root_of_table(info: TableInfo) -> bytes | None:
-    """The root of a table's tree; None where slices are computed on demand: bound to nothing."""
+    """Returns the root of a table's tree; None where slices are computed on demand: bound to
+    nothing."""
     return bytes.fromhex(info.root) if info.root else None
 
 
 def row_bytes_of(info: TableInfo) -> int:
-    """Of a row that a gateway answers with: a record, and its path where the table has a tree."""
+    """Returns the number of bytes of a row that a gateway answers with: a record, and its path
+    where the table has a tree."""
     return info.record_bytes + (path_bytes(info.num_keys) if info.root else 0)
 
 
 def query_path(round_id: str, place: int, delivery: QueryDelivery) -> str:
-    """Where a table of a round is retrieved from by a delivery."""
+    """Returns where a table of a round is retrieved from by a delivery."""
     return f"/v1/rounds/{table_id(round_id, place)}/pir/{delivery.about.path_name}"
 
 
 def queries_at(server: int) -> str:
-    """Where a token is changed for a round token without a name: at a server of private queries."""
+    """Returns where a token is changed for a round token without a name: at a server of private
+    queries."""
     return f"queries/{server}"
 
 
 def admission_path(round_id: str) -> str:
-    """The key of a round, and where blinded tokens are signed."""
+    """Returns the key of a round, and where blinded tokens are signed."""
     return f"/v1/rounds/{round_id}/admission"
 
 
 def redeem_path(round_id: str) -> str:
-    """Where a token is changed for a round token without a name."""
+    """Returns where a token is changed for a round token without a name."""
     return f"/v1/rounds/{round_id}/admission/redeem"
 
 
 def purpose_of(round_id: str, place: str) -> bytes:
-    """The digest that a token names."""
+    """Returns the digest that a token names."""
     return sha256(f"keyhole admission\n{place}\n{round_id}".encode("ascii")).digest()
 
 
 def blind_token(key: BlindPublic, round_id: str, place: str) -> Blinded:
-    """A new token, to be signed."""
+    """Returns a new token, to be signed."""
     named = _TYPE + Prg.fresh().bytes(_NONCE) + purpose_of(round_id, place)
     return blind(key, named + sha256(key.encoded).digest())
 

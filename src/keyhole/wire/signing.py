@@ -43,12 +43,12 @@ class SigningKey:
 
     @staticmethod
     def fresh() -> SigningKey:
-        """A new key, from the system's generator."""
+        """Returns a new key, from the system's generator."""
         return SigningKey(new_private())
 
     @staticmethod
     def load(path: Path) -> SigningKey:
-        """The key in a file; refuses it if others may read it, and a public key."""
+        """Returns the key in a file; refuses it if others may read it, and a public key."""
         with storage_errors(path, "read"):
             mode = path.stat().st_mode
         if mode & 0o077:
@@ -65,11 +65,11 @@ class SigningKey:
         return TrainerKey(public_of(self._key))
 
     def encode(self) -> str:
-        """The content of its file."""
+        """Returns the content of its file."""
         return f"{_PRIVATE} {self._key.hex()}\n"
 
     def sign(self, round_id: str) -> bytes:
-        """The signature of the manifest that a round is named after."""
+        """Returns the signature of the manifest that a round is named after."""
         return sign(self._key, _CONTEXT + digest_of(round_id))
 
 
@@ -81,11 +81,12 @@ class TrainerKey:
 
     @staticmethod
     def load(path: Path) -> TrainerKey:
-        """The key in a file: a word that says so, and 64 hex digits; refuses a private key."""
+        """Returns the key in a file: a word that says so, and 64 hex digits; refuses a private
+        key."""
         return TrainerKey(_read(path, "a trainer's public key", _PUBLIC))
 
     def encode(self) -> str:
-        """The content of its file."""
+        """Returns the content of its file."""
         return f"{_PUBLIC} {self.raw.hex()}\n"
 
     def check(self, round_id: str, signature: bytes | None) -> None:
@@ -101,7 +102,7 @@ class TrainerKey:
 
 
 def read_signature(text: str | None) -> bytes | None:
-    """The signature in a header; None where there is none that could be one."""
+    """Returns the signature in a header; None where there is none that could be one."""
     try:
         found = bytes.fromhex(text or "")
     except ValueError:

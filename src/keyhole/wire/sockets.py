@@ -100,7 +100,7 @@ class PacedSocket:
                 pass
 
     def makefile(self, mode: Literal["rb"]) -> io.BufferedReader:
-        """The answers."""
+        """Returns the answers."""
         return io.BufferedReader(_Answers(self, self._socket.makefile(mode, buffering=0)))
 
     def close(self) -> None:
@@ -175,7 +175,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def tls_context(ca: Path | str | None, certificate: Certificate | None) -> ssl.SSLContext:
-    """How a device speaks TLS: whom it trusts, and what it shows."""
+    """Returns how a device speaks TLS: whom it trusts, and what it shows."""
     try:
         context = ssl.create_default_context(cafile=None if ca is None else str(ca))
         context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -190,7 +190,7 @@ def tls_context(ca: Path | str | None, certificate: Certificate | None) -> ssl.S
 
 
 def not_trusted(error: ssl.SSLCertVerificationError) -> ServiceError:
-    """The error of a service that is not who it should be."""
+    """Returns the error of a service that is not who it should be."""
     return ServiceError(
         f"the certificate of the service is not trusted: got {error.verify_message}; expected one "
         "that an authority of --ca has signed, for the host of the URL; pass the operator's "
@@ -346,7 +346,7 @@ class PartialBody:
         return {"range": f"bytes={self._count}-", "if-range": self._tag}
 
     def place(self, status: int, headers: Mapping[str, str], length: int) -> memoryview:
-        """Where the body of an answer goes."""
+        """Returns where the body of an answer goes."""
         total = len(self.body)
         if status == 206:
             expected = f"bytes {self._count}-{total - 1}/{total}"

@@ -115,7 +115,7 @@ def test_nothing_is_sent_on_a_damaged_quote(good, byte):
     changed = replace(evidence, quote=flipped(evidence.quote, 8 * byte))
     assert refusal_of(changed, policy, now) in {
         "a quote of another form",
-        "a quote that cannot be verified",
+        "the quote cannot be verified",
     }
 
 
@@ -152,8 +152,8 @@ def test_a_changed_field_of_the_collateral_is_refused(good, field):
         changed = {**fields, field: fields[field][:at] + other + fields[field][at + 1 :]}
         damaged = replace(evidence, collateral=json.dumps(changed).encode())
         assert refusal_of(damaged, policy, now) in {
-            "a quote that cannot be verified",
-            "collateral that cannot be read",
+            "the quote cannot be verified",
+            "the collateral cannot be read",
         }
 
 
@@ -163,21 +163,21 @@ def test_collateral_under_another_chain_is_refused(good, field):
     fields = json.loads(evidence.collateral)
     for chain in ("", fields["pck_crl_issuer_chain"]):
         damaged = replace(evidence, collateral=json.dumps({**fields, field: chain}).encode())
-        assert refusal_of(damaged, policy, now) == "a quote that cannot be verified"
+        assert refusal_of(damaged, policy, now) == "the quote cannot be verified"
 
 
 def test_collateral_of_another_platform_is_refused(good):
     evidence, policy, now = good
     other = genuine("sgx" if evidence.kind == "tdx" else "tdx").collateral
     changed = replace(evidence, collateral=other)
-    assert refusal_of(changed, policy, now) == "a quote that cannot be verified"
+    assert refusal_of(changed, policy, now) == "the quote cannot be verified"
 
 
 @pytest.mark.parametrize("collateral", [b"", b"{}", b"[]", b"null", b"\xff", b"[" * 100_000])
 def test_collateral_that_is_none_is_refused(good, collateral):
     evidence, policy, now = good
     changed = replace(evidence, collateral=collateral)
-    assert refusal_of(changed, policy, now) == "collateral that cannot be read"
+    assert refusal_of(changed, policy, now) == "the collateral cannot be read"
 
 
 @pytest.mark.parametrize("value", [None, 7, ["a"], "\ud800"])
@@ -194,7 +194,7 @@ def test_collateral_with_a_field_too_few_or_too_many_is_refused(good):
     more, fewer = {**fields, "extra": ""}, dict(list(fields.items())[1:])
     for changed in (more, fewer):
         damaged = replace(evidence, collateral=json.dumps(changed).encode())
-        assert refusal_of(damaged, policy, now) == "collateral that cannot be read"
+        assert refusal_of(damaged, policy, now) == "the collateral cannot be read"
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_collateral_with_a_field_too_few_or_too_many_is_refused(good):
 def test_collateral_out_of_its_time_is_refused(good, days, reason):
     evidence, policy, _ = good
     now = issued(evidence) + days * DAY
-    assert refusal_of(evidence, policy, now) == "a quote that cannot be verified"
+    assert refusal_of(evidence, policy, now) == "the quote cannot be verified"
     with pytest.raises(AttestationError, match=reason):
         verify_quote(evidence, policy, now)
 

@@ -60,7 +60,7 @@ def test_a_database_keeps_its_own_copy_that_nobody_writes_to():
 )
 def test_what_is_no_table_of_bytes_is_refused(records):
     tree = private_table(records_of(3, 4), 2).tree
-    with pytest.raises(ShapeError, match="cannot be made a database"):
+    with pytest.raises(ShapeError, match="do not fit a database"):
         Database.of(PrivateTable("round-7", MODEL, records, tree, 2))
 
 

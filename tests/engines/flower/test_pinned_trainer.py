@@ -81,7 +81,7 @@ def test_a_node_without_the_key_takes_no_part_in_a_secure_sum(service):
     (later,) = report_of(service, round_id, {"trust-service": True}, **sums).reasons
     assert "nobody vouches" not in later  # it went on, to terms that are none
     assert NodeConfig.of({"trust-service": True}).trust_service
-    with pytest.raises(InputError, match="trust-service that cannot be used"):
+    with pytest.raises(InputError, match="unusable trust-service"):
         NodeConfig.of({"trust-service": "yes"})
 
 

@@ -92,7 +92,7 @@ class Secrets:
         return Secrets(settings, place, prg, cipher, mask, prg.bytes(SEED_BYTES))
 
     def keys(self) -> PublicKeys:
-        """What is advertised of them, without a signature."""
+        """Returns what is advertised of them, without a signature."""
         commitment = commitment_of(self.settings, self.place, self.seed)
         return PublicKeys(self.cipher.public, self.mask.public, commitment)
 
@@ -161,7 +161,7 @@ _STEPS: tuple[Step, ...] = get_args(Step)
 class SecAggClient:
     """One client in one secure sum; methods are called in the order in which they stand here.
 
-    A message that cannot be read changes nothing. After any other error the client has left the
+    An unreadable message changes nothing. After any other error the client has left the
     round and has forgotten its secrets.
 
     Args:
@@ -360,7 +360,7 @@ class SecAggClient:
 
 
 def violation(got: str, allowed: str = "one kind of share of each client") -> ViolationError:
-    """The server asks for what is forbidden."""
+    """Returns the error of a server that asks for what is forbidden."""
     return ViolationError(
         f"the server of a secure sum asks for what would open an input: got {got}; expected "
         f"{allowed}; do not trust this server; the client has forgotten its secrets"

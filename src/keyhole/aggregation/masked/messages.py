@@ -42,7 +42,7 @@ from keyhole.errors import (
 
 
 def out_of_turn(steps: Sequence[str], step: str, current: str) -> ReplayError | StaleError:
-    """A step before or after its turn: one that is over is a replay."""
+    """Returns the error of a step before or after its turn: one that is over is a replay."""
     kind = ReplayError if steps.index(step) < steps.index(current) else StaleError
     return kind(
         f"a step of a secure sum out of its turn: got {step} during {current}; "
@@ -51,7 +51,7 @@ def out_of_turn(steps: Sequence[str], step: str, current: str) -> ReplayError | 
 
 
 def too_few(members: int, needed: int) -> ThresholdError:
-    """Clients have left, and the sum cannot be opened any more."""
+    """Returns the error where clients have left, and the sum cannot be opened any more."""
     return ThresholdError(
         f"too few clients are left for a secure sum: got {members}; expected {needed} or more; "
         "start a new round with clients that stay; nothing of this one is released"
@@ -59,7 +59,7 @@ def too_few(members: int, needed: int) -> ThresholdError:
 
 
 def other_list(place: int) -> MismatchError:
-    """A confirmation of another list of survivors, or of none."""
+    """Returns the error of a confirmation of another list of survivors, or of none."""
     return MismatchError(
         f"client {place} has not confirmed the same survivors: got a signature over something "
         "else; expected one list of survivors for everyone; do not trust this server; no share has "
@@ -81,10 +81,10 @@ MessageKind: TypeAlias = Literal[
 """What travels, in the order of the protocol: a client sends the first, the server the next."""
 
 KEYS_BYTES = 96
-"""Of two public keys and a commitment; a signature may follow."""
+"""Bytes of two public keys and a commitment; a signature may follow."""
 
 SEALED_BYTES = 2 * SHARE_BYTES + 16
-"""Of two shares, of a key and of a seed, under AES-GCM."""
+"""Bytes of two shares, of a key and of a seed, under AES-GCM."""
 
 _KINDS = {kind: number for number, kind in enumerate(get_args(MessageKind), 1)}
 _CHECK_KEY = b"keyhole-secagg-1"  # everybody knows it
@@ -105,7 +105,7 @@ FRAME_BYTES = FRAMING.head_bytes + CHECK_BYTES
 """What a frame adds to its body."""
 
 REFUSAL = FRAMING.magic + bytes([255]) + bytes(FRAME_BYTES - 5)
-"""The answer to every message that cannot be used: it does not tell why."""
+"""The answer to every unusable message: it does not tell why."""
 
 
 class UnmaskRequest(NamedTuple):
@@ -121,7 +121,7 @@ class UnmaskRequest(NamedTuple):
 
 
 def body_bytes(kind: MessageKind, settings: SecAggParams, place: int) -> int:
-    """The only length that the body of such a message can have."""
+    """Returns the only length that the body of such a message can have."""
     members = len(settings.group(place))
     bits = -(-members // 8)
     if kind == "survivor list":
@@ -292,7 +292,7 @@ def check_keys(place: int, keys: PublicKeys, seen: set[bytes]) -> None:
 
 
 def bad_keys(place: int, got: str) -> MalformedError:
-    """The error of keys that cannot be used."""
+    """Returns the error of unusable keys."""
     return MalformedError(
         f"the keys of client {place} cannot be used: got {got}; expected public keys of X25519 of "
         "its own, made for this round; leave this client out of the next round"
@@ -309,12 +309,12 @@ def commitment_of(settings: SecAggParams, place: int, seed: bytes) -> bytes:
 
 
 def keys_text(settings: SecAggParams, place: int, keys: PublicKeys) -> bytes:
-    """What a client signs about its keys: they hold for this sum and this place alone."""
+    """Returns what a client signs about its keys: they hold for this sum and this place alone."""
     where = settings.digest + place.to_bytes(4, "little")
     return b"keyhole secagg keys" + where + keys.cipher + keys.mask + keys.commitment
 
 
 def survivors_text(settings: SecAggParams, survivors: frozenset[int]) -> bytes:
-    """What a client signs about the list of survivors that it was shown."""
+    """Returns what a client signs about the list of survivors that it was shown."""
     everyone = pack_set(tuple(range(settings.cohort)), survivors)
     return b"keyhole secagg survivors" + settings.digest + everyone

@@ -47,7 +47,7 @@ from keyhole.primitives.layout import Layout, Part, max_keys_of
 from keyhole.sampling import Cohorts, Outcome
 
 MIN_CLIENTS = 2
-"""Of a masked sum: that of one client is its update."""
+"""Min clients of a masked sum: that of one client is its update."""
 
 _DROPPED = 0.1  # of the clients, after they have shared their secrets: 6 to 10 of 100 is usual
 _ELEMENT = 4  # bytes of a number of the ring
@@ -76,7 +76,7 @@ class VectorPart(Protocol):
         ...
 
     def read(self, total: RingArray, clients: int) -> FoundRows:
-        """What the sum of the numbers of `clients` clients holds."""
+        """Returns what the sum of the numbers of `clients` clients holds."""
         ...
 
 
@@ -211,7 +211,7 @@ def _width(load: Workload) -> int:
 
 
 def stages_of(request: SumRequest) -> tuple[dict[int, Stage], list[int]]:
-    """Who is lost at which stage of a secure sum, and who is late, by their places."""
+    """Returns who is lost at which stage of a secure sum, and who is late, by their places."""
     lost, late = {}, []
     for place, one in enumerate(request.results):
         if one.outcome in _LOST:

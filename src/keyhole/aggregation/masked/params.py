@@ -59,7 +59,7 @@ class Risk:
     def __post_init__(self) -> None:
         if not (self.corrupt >= 0 and self.dropped >= 0 and self.corrupt + self.dropped < 1):
             raise InputError(
-                "fractions of corrupt and dropped clients that cannot be borne: got "
+                "too many corrupt and dropped clients to be tolerated: got "
                 f"{self.corrupt} and {self.dropped}; expected 0 or more, together below 1; no "
                 "graph helps where nobody honest stays"
             )
@@ -93,8 +93,8 @@ def neighbours(
 
 
 def degree_of(count: int, risk: Risk | None = None) -> int:
-    """The least even degree for which there is a threshold that bears the risk; count - 1, the
-    complete graph, below 200 clients or if there is none.
+    """Returns the least even degree for which there is a threshold that bears the risk; count - 1,
+    the complete graph, below 200 clients or if there is none.
 
     Clients that are honest and stay are connected if nowhere on the circle k / 2 in a row are
     gone: the next that stays is then a neighbour. With g corrupt or dropped of N, k / 2 places in a
@@ -115,7 +115,7 @@ def degree_of(count: int, risk: Risk | None = None) -> int:
 
 
 def threshold_of(count: int, degree: int | None = None, risk: Risk | None = None) -> int:
-    """How many shares open a secret.
+    """Returns how many shares open a secret.
 
     In the complete graph floor(2 count / 3) + 1, where a client keeps a share of its own secrets:
     it bears that a third drops. In a sparse one the most with which sums can be opened: corrupt
@@ -278,7 +278,7 @@ class SecAggParams:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of ring elements, as they travel."""
+        """The dtype of ring elements, as they travel."""
         return np.dtype("<u4" if self.bits == 32 else "<u2")
 
     @cached_property

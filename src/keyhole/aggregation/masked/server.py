@@ -112,7 +112,7 @@ class Unmasking:
 
 
 def other_secret(place: int) -> MismatchError:
-    """A secret that was rebuilt and is not the one that was advertised."""
+    """Returns the error of a rebuilt secret that is not the advertised one."""
     return MismatchError(
         f"the shares of client {place} do not give the secret that it advertised: got a false "
         "share, or a false secret; expected shares of the secret behind its keys; start a new "
@@ -121,7 +121,7 @@ def other_secret(place: int) -> MismatchError:
 
 
 def not_invited(place: int) -> StaleError:
-    """A client that was not there at the step before."""
+    """Returns the error of a client that was not there at the step before."""
     return StaleError(
         f"a client that is no longer part of this sum: got place {place}; expected clients that "
         "have taken every step so far; take part in a new round"
@@ -422,7 +422,7 @@ class _Run:
         self._down = dict.fromkeys(vectors, 0)
 
     def result(self, late: frozenset[int]) -> SecAggResult:
-        """Every step in turn."""
+        """Runs every step in turn."""
         server = self._server
         for place in self._there("before"):
             self._send(place, self._clients[place].advertise(), server.receive_keys)

@@ -144,7 +144,7 @@ class SketchShape:
 
     @property
     def dtype(self) -> type[np.uint16] | type[np.uint32]:
-        """Of elements of the ring."""
+        """The dtype of elements of the ring."""
         return np.uint16 if self.bits == 16 else np.uint32
 
     @property
@@ -325,14 +325,14 @@ class _Peeling:
             raise self._failure("a key that comes twice in a sum of sketches")
         left = np.flatnonzero(self._heads.any(axis=1))
         if len(left) and len(self._singles(left, is_lenient=True)[0]):
-            raise self._failure("a key or a count that cannot be in a sum of sketches")
+            raise self._failure("a key or a count that no sum of sketches has")
         if len(left):
             raise self._failure("a sum of sketches that does not peel")
         if self._values.max():
             raise self._failure("rows without a key in a sum of sketches")
 
     def result(self) -> Decoded:
-        """All that was found, in the order of keys."""
+        """Returns all that was found, in the order of keys."""
         self._take_out()
         keys = np.concatenate([found.keys for found in self._found])
         self._check(keys)

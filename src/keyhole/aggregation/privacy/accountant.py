@@ -128,7 +128,7 @@ class Mechanism:
         return self.cohort / self.population
 
     def participations(self, rounds: int) -> int:
-        """The rounds, of this many, that one client may have been in."""
+        """Returns the rounds, of this many, that one client may have been in."""
         return -(-rounds // self.separation)
 
     @property
@@ -140,7 +140,7 @@ class Mechanism:
 
 
 def epsilon_of(mechanism: Mechanism, rounds: int, delta: float) -> float:
-    """The epsilon of `rounds` rounds for a delta: an upper bound.
+    """Returns the epsilon of `rounds` rounds for a delta: an upper bound.
 
     A separated mechanism is charged as a whole with its first round, since its noise was scaled for
     all rounds in which a client may take part; beyond the rounds it was planned for, epsilon is
@@ -165,7 +165,7 @@ def epsilon_of(mechanism: Mechanism, rounds: int, delta: float) -> float:
 
 
 def gaussian_epsilon(cost: float, delta: float) -> float:
-    """The epsilon of Gaussians one after the other, for a delta.
+    """Returns the epsilon of Gaussians one after the other, for a delta.
 
     Args:
         cost: the sum of 1 / z^2 over all of them, z being the standard deviation of the noise over
@@ -325,7 +325,7 @@ class Accountant:
         return self._rounds
 
     def epsilon(self, rounds: int | None = None) -> float:
-        """The epsilon of the rounds that ran, or of a run of `rounds` rounds in all."""
+        """Returns the epsilon of the rounds that ran, or of a run of `rounds` rounds in all."""
         if self._unaccounted:
             return inf
         return epsilon_of(self.mechanism, self._rounds if rounds is None else rounds, self.delta)
@@ -385,7 +385,7 @@ class Accountant:
             )
 
     def spent(self) -> PrivacySpent:
-        """What the rounds so far have spent."""
+        """Returns what the rounds so far have spent."""
         return PrivacySpent(
             self.epsilon(),
             self.delta,
@@ -413,7 +413,7 @@ def noise_for(
     neighbours: Neighbours,
     method: Method | None = None,
 ) -> float:
-    """The smallest noise multiplier whose `rounds` rounds stay within (epsilon, delta).
+    """Returns the smallest noise multiplier whose `rounds` rounds stay within (epsilon, delta).
 
     Found by halving, to a thousandth from above. With privacy loss distributions that takes some
     seconds; the answer is kept.

@@ -90,7 +90,7 @@ def epsilon_from_scores(
     if runs < _MIN_RUNS or len(absent) != runs or not (0 <= delta < 1 and 0 < confidence < 1):
         raise InputError(
             f"an audit that can show nothing: got {runs} and {len(absent)} runs, delta {delta}, "
-            f"confidence {confidence}; expected {_MIN_RUNS} runs or more of both kinds, delta and "
+            f"confidence {confidence}; expected {_MIN_RUNS} runs or more of each kind, delta and "
             "confidence below 1; let it run a thousand times"
         )
     half = runs // 2
@@ -105,7 +105,8 @@ def epsilon_from_scores(
 
 @lru_cache(maxsize=1 << 12)  # a pure function of numbers; thresholds that lie close ask it again
 def upper_rate(hits: int, runs: int, error: float) -> float:
-    """The largest rate that would give so few hits with probability `error` (Clopper, Pearson).
+    """Returns the largest rate that would give so few hits with probability `error` (Clopper,
+    Pearson).
 
     >>> round(upper_rate(0, 100, 0.05), 4)  # 1 - 0.05^(1/100)
     0.0295

@@ -170,7 +170,7 @@ def square_root(rounds: int) -> NDArray[np.float64]:
 
 
 def inverse_of(coefficients: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The coefficients of one over a power series that begins with 1, as many as there are.
+    """Returns the coefficients of one over a power series that begins with 1, as many as there are.
 
     >>> inverse_of(square_root(4))
     array([ 1.    , -0.5   , -0.125 , -0.0625])

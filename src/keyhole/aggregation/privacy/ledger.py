@@ -40,7 +40,7 @@ from keyhole.files import make_directory, storage_errors, sync_directory, write_
 _HEAD = b"keyhole-ledger 1\n"
 _DIGEST = 64  # hex digits
 DELTA = 1e-6
-"""For which epsilon is stated where nothing else is said."""
+"""The delta for which epsilon is stated where nothing else is said."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Spent:
         self.cost, self.sums = self.cost + cost, self.sums + 1
 
     def epsilon(self, delta: float = DELTA) -> float:
-        """For a delta; infinite where a sum had no noise."""
+        """Returns epsilon for a delta; infinite where a sum had no noise."""
         return gaussian_epsilon(self.cost, delta)
 
 
@@ -108,7 +108,8 @@ class Totals:
     _parts: set[tuple[str, str]] = field(default_factory=set, repr=False)  # sum, one device
 
     def has(self, entry: Charge) -> bool:
-        """Whether an entry is noted. Devices that share a ledger each note their part of a sum."""
+        """Returns whether an entry is noted. Devices that share a ledger each note their part of a
+        sum."""
         if len(entry.devices) == 1:
             return (entry.sum, entry.devices[0]) in self._parts
         return entry.sum in self.names
@@ -124,7 +125,7 @@ class Totals:
             self.devices.setdefault(name, Spent()).add(entry.cost)
 
     def after(self, device: str, cost: float) -> float:
-        """What a device's sums cost with one more."""
+        """Returns what a device's sums cost with one more."""
         spent = self.devices.get(device)
         return cost + (spent.cost if spent else 0.0)
 

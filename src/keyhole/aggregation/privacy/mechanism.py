@@ -91,7 +91,7 @@ class Privacy:
             )
 
     def strategy(self, cohorts: Cohorts) -> Strategy:
-        """Of correlated noise."""
+        """Returns the strategy of correlated noise."""
         separation = min(self.rounds, cohorts.separation)
         kind: Literal["full", "banded-inverse"] = "banded-inverse" if self.bands else "full"
         return Strategy(self.rounds, separation, kind, self.bands)
@@ -290,7 +290,7 @@ _KEPT = ("ring", "noise", "noise_added", "servers", "min_clients", "hides_dropou
 
 
 def max_asked(cohorts: Cohorts) -> int:
-    """The most clients of a round; of Poisson cohorts, the number that one in 2^64 reaches.
+    """Returns the max cohort size; of Poisson cohorts, the size that one in 2^64 reaches.
 
     By Bernstein: P(X >= mu + a) <= exp(-a^2 / (2 (mu + a / 3))).
 
@@ -313,7 +313,7 @@ def _check_divisor(over: Over) -> None:
 
 
 def norm_before_rounding(limit: float, step: float, entries: int) -> float:
-    """The norm to clip to, so that an update is no longer than C after it became integers.
+    """Returns the norm to clip to, so that an update is no longer than C after it became integers.
 
     Stochastic rounding moves every number that is not zero by less than one step, so that it can
     lengthen a vector by less than step sqrt(entries). That is nothing in a ring of 32 bits, and can

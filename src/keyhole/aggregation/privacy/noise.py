@@ -129,8 +129,8 @@ def _chunks(values: Array, sd: float) -> Iterator[Array]:
 
 
 def noise_room(noise_multiplier: float, parties: int = 1) -> int:
-    """How many clients more a ring must have room for, so that noise cannot make a sum overflow:
-    the `cohort` of `FixedPoint` is the planned cohort and this.
+    """Returns how many clients more a ring must have room for, so that noise cannot make a sum
+    overflow: the `cohort` of `FixedPoint` is the planned cohort and this.
 
     Args:
         parties: that add noise: 2 where both servers do.
@@ -300,7 +300,7 @@ def threshold_rows(
 def keep_keys(
     settings: AdaFest, num_keys: int, keys: KeyArray, counts: NDArray[np.int64], prg: Prg
 ) -> KeyArray:
-    """The keys whose noisy count reaches the threshold, ascending.
+    """Returns the keys whose noisy count reaches the threshold, ascending.
 
     Of keys that nobody asked for, those that are kept are drawn directly, each with `false_share`:
     the same as noise on a zero for each of them, in time that does not grow with K.

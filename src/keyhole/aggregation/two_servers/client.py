@@ -75,12 +75,12 @@ class Corrections:
 
 
 def tree_aes(nonce: bytes) -> FixedKeyAes:
-    """What grows the trees of one client."""
+    """Returns what grows the trees of one client."""
     return FixedKeyAes(fixed_key(nonce, _TREE))
 
 
 def rows_aes(nonce: bytes) -> FixedKeyAes:
-    """What stretches the seeds of one client's positions to rows."""
+    """Returns what stretches the seeds of one client's positions to rows."""
     return FixedKeyAes(fixed_key(nonce, _ROWS))
 
 

@@ -42,7 +42,8 @@ MIN_CLIENTS = 2
 """Below which two servers never release anything: a sum of one is its update."""
 
 MIN_SHARE = 2 / 3
-"""Of those who are asked: below it two servers release nothing, unless they are told a number."""
+"""Min share of those who are asked: below it two servers release nothing, unless they are told a
+number."""
 
 _ELEMENT = 4  # bytes of a number of the ring
 
@@ -69,7 +70,8 @@ _ABOUT = AggregationAbout(
 
 
 def ring_rows(terms: SumParams, layout: Layout, one: ClientResult, prg: Prg) -> list[RingRows]:
-    """What a client adds to each part: shortened where the terms say so, rounded by its coin."""
+    """Returns what a client adds to each part: shortened where the terms say so, rounded by its
+    coin."""
     fixed = terms.fixed_point
     if terms.norm < inf:
         counts = {name: len(z) for name, z in one.keys.items()}

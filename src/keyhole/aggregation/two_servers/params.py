@@ -30,10 +30,10 @@ from keyhole.crypto.ring import FixedPoint, RingBits, ring_dtype
 from keyhole.errors import InputError
 
 SPARSE_FRAMING = Framing(b"KHW1", {"public": 1, "own": 2}, "a message of a sum")
-"""Of what a client sends of one sparse part."""
+"""The framing of what a client sends of one sparse part."""
 
 SPARSE_OWN_BYTES = SPARSE_FRAMING.head_bytes + SEED_BYTES + 32 + CHECK_BYTES
-"""Of a client's own message of a sparse part to one server."""
+"""Bytes of a client's own message of a sparse part to one server."""
 
 _SPARSE_MAGIC, _SPARSE_FORM = b"KHV1", struct.Struct("<4sBBH16sQQQQ")
 _MAGIC, _FORM = b"KHM2", struct.Struct("<4sBBH16sQQQQdddd")
@@ -83,7 +83,7 @@ class SparseParams:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of ring elements."""
+        """The dtype of ring elements."""
         return ring_dtype(self.bits)
 
     @property
@@ -129,12 +129,13 @@ class SparseParams:
 
     @property
     def public_bytes(self) -> int:
-        """Of a client's public message."""
+        """The number of bytes of a client's public message."""
         return SPARSE_FRAMING.head_bytes + SEED_BYTES + sum(self.public_parts)
 
     @property
     def upload_bytes(self) -> int:
-        """Of all that a client sends: once what is public, and a message to each server."""
+        """The number of bytes of all that a client sends: once what is public, and a message to
+        each server."""
         return self.public_bytes + 2 * SPARSE_OWN_BYTES
 
     @cached_property
@@ -247,7 +248,7 @@ class SumParams:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of ring elements."""
+        """The dtype of ring elements."""
         return ring_dtype(self.bits)
 
     @property
@@ -272,17 +273,19 @@ class SumParams:
         return self.noise * self.fixed_point.scale
 
     def shape(self, place: int) -> tuple[int, int]:
-        """Of the sum of a part: rows and elements of a row, with its count if there is one."""
+        """Returns the shape of the sum of a part: rows and elements of a row, with its count if
+        there is one."""
         part = self.parts[place]
         return part.num_keys, part.width + self.is_counted
 
     def given_shape(self, place: int) -> tuple[int, int]:
-        """Of what is given out of it: with counts only where the trainer is to learn them."""
+        """Returns the shape of what is given out of it: with counts only where the trainer is to
+        learn them."""
         part = self.parts[place]
         return part.num_keys, part.width + self.with_counts
 
     def dense_bytes(self, place: int) -> int:
-        """Of all rows of a part."""
+        """Returns the number of bytes of all rows of a part."""
         return math.prod(self.shape(place)) * self.dtype.itemsize
 
     @cached_property
@@ -369,7 +372,7 @@ def _unpack(data: bytes) -> SumParams:
 def part_params(
     num_keys: int, width: int, max_keys: int, bits: RingBits, with_counts: bool
 ) -> PartParams:
-    """The terms of a part, which travels in the way that takes fewer bytes.
+    """Returns the terms of a part, which travels in the way that takes fewer bytes.
 
     Where nearly every key is sent, or rows are short, all rows take fewer.
     """

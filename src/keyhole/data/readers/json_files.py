@@ -44,7 +44,7 @@ def find_leaf(path: Path) -> Source | None:
     for split in _SPLITS:
         if not files[split]:
             fix = "make both with LEAF's preprocess.sh"
-            raise bad_file(path, f"no {split} file", "JSON files of both", fix=fix)
+            raise bad_file(path, f"no {split} file", "JSON files of train and test", fix=fix)
     everything = tuple(file for split in _SPLITS for file in files[split])
     read = partial(_read_leaf, files)
     resolved = path.resolve()  # LEAF calls the directory `data`; its parent has the dataset's name

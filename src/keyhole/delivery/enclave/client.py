@@ -238,7 +238,7 @@ class EnclaveProcess:
         return bytes(self._command(Kind.ANSWER, sealed))
 
     def rows_read(self) -> int:
-        """How many rows the program has read since its start, over all keys and padding."""
+        """Returns how many rows the program has read since its start, over all keys and padding."""
         return int.from_bytes(self._command(Kind.ROWS_READ, b""), "little")
 
     def close(self) -> None:

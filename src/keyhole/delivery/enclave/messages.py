@@ -51,7 +51,7 @@ EvidenceKind: TypeAlias = Literal["tdx", "sgx", "simulated"]
 """What vouches for the enclave: Intel TDX, Intel SGX, or nothing at all."""
 
 NONCE_BYTES = 32
-"""Of the client's nonce, which makes evidence its own."""
+"""Bytes of the client's nonce, which makes evidence its own."""
 
 _EVIDENCE_MAGIC = b"KHA1"
 _EVIDENCE_KINDS = get_args(EvidenceKind)
@@ -126,7 +126,7 @@ class Attester(Protocol):
 
 
 def report_data_of(public: bytes, config: bytes, nonce: bytes) -> bytes:
-    """What the quote must bind: the enclave's key, its table, and the client that asks.
+    """Returns what the quote must bind: the enclave's key, its table, and the client that asks.
 
     SHA-512("keyhole-enclave-v1" || public || config || nonce); each of the three has 32 bytes:
     with other lengths two choices could be mistaken for each other.
@@ -214,12 +214,12 @@ _LABEL = b"keyhole-enclave-v1 reply"
 
 
 def request_bytes(params: EnclaveParams) -> int:
-    """The length of every request under these params."""
+    """Returns the length of every request under these params."""
     return _HEAD.size + PUBLIC_BYTES + _KEY.itemsize * params.max_keys + TAG_BYTES
 
 
 def reply_bytes(params: EnclaveParams) -> int:
-    """The length of every reply under these params."""
+    """Returns the length of every reply under these params."""
     return _HEAD.size + _SALT_BYTES + params.max_keys * params.row_bytes + TAG_BYTES
 
 
@@ -236,7 +236,7 @@ def seal_request(
 
 
 def nonce_of(request: bytes | bytearray, params: EnclaveParams) -> bytes:
-    """The nonce that a request names, after its length and head are checked."""
+    """Returns the nonce that a request names, after its length and head are checked."""
     if len(request) != request_bytes(params):
         raise _malformed("request", f"{len(request)} bytes", f"{request_bytes(params)} bytes")
     nonce = bytes(request[_HEAD.size - NONCE_BYTES : _HEAD.size])
@@ -320,10 +320,10 @@ def _malformed(kind: _Kind, got: str, allowed: str) -> MalformedError:
 _FRAME = struct.Struct("<II")
 
 PIECE_BYTES = 1 << 20
-"""Of rows that travel in one frame; a single longer row travels alone."""
+"""Bytes of rows that travel in one frame; a single longer row travels alone."""
 
 MAX_BYTES = 1 << 31
-"""Of any frame. More cannot be a frame, and what follows it could not be found."""
+"""Bytes of any frame. More cannot be a frame, and what follows it could not be found."""
 
 
 class Kind(IntEnum):

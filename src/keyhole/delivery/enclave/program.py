@@ -88,7 +88,7 @@ def oblivious_select(
 
 
 def oblivious_select_plain(rows: NDArray[np.uint64], keys: KeyArray) -> NDArray[np.uint64]:
-    """The equation at the top, in NumPy: the twin that tests hold the fast one to."""
+    """Computes the equation at the top in NumPy: the twin that tests hold the fast one to."""
     masks = _masks(keys, 0, len(rows))
     found: NDArray[np.uint64] = np.bitwise_or.reduce(masks[:, :, None] & rows[None], axis=1)
     return found
@@ -251,8 +251,7 @@ def _used() -> ReplayError:
 
 def _malformed(what: str, got: str, allowed: str) -> MalformedError:
     return MalformedError(
-        f"{what} that cannot be used: got {got}; expected {allowed}; send it as docs/wire.md "
-        "describes it"
+        f"cannot use {what}: got {got}; expected {allowed}; send it as docs/wire.md describes it"
     )
 
 

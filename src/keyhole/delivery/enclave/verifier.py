@@ -244,7 +244,8 @@ class SimulatedAttester:
 
 
 def read_simulated(evidence: Evidence) -> Claims:
-    """What simulated evidence says, if its own root signed it: damage shows, forgery does not."""
+    """Returns what simulated evidence says, if its own root signed it: damage shows, forgery does
+    not."""
     if len(evidence.quote) != _BODY.size + _SIGNATURE_BYTES:
         raise _refused(f"{len(evidence.quote)} bytes")
     body, signature = evidence.quote[: _BODY.size], evidence.quote[_BODY.size :]
@@ -268,7 +269,8 @@ def read_simulated(evidence: Evidence) -> Claims:
 
 
 def simulated_measurement() -> Measurement:
-    """A digest of the program's source as it is installed here, in the place of a measurement."""
+    """Returns a digest of the program's source as it is installed here, in the place of a
+    measurement."""
     here = Path(__file__).parent
     crypto = here.parents[1] / "crypto"
     files = [*sorted(here.glob("*.py")), crypto / "hpke.py", crypto / "prg.py"]
@@ -280,7 +282,7 @@ def simulated_measurement() -> Measurement:
 
 
 def simulation_policy() -> Policy:
-    """A policy that accepts the program as it is installed here, without hardware."""
+    """Returns a policy that accepts the program as it is installed here, without hardware."""
     return Policy(frozenset({simulated_measurement()}), allow_simulation=True)
 
 
@@ -355,7 +357,7 @@ def _read(evidence: Evidence, now: int, *, is_padded: bool) -> Claims:
     except ValueError as error:
         reason = str(error).splitlines()[0] if str(error) else "no reason given"
         raise AttestationError(
-            f"a quote that cannot be verified: got {reason}; expected signatures up to Intel's "
+            f"the quote cannot be verified: got {reason}; expected signatures up to Intel's "
             "root, under collateral that holds now; fetch collateral again and check the clock; "
             "else do not talk to it"
         ) from error
@@ -456,7 +458,7 @@ def _collateral(data: bytes) -> dict[str, Any]:
         }
     except (ValueError, TypeError, RecursionError) as error:
         raise AttestationError(
-            f"collateral that cannot be read: got {len(data)} bytes; expected a JSON object of "
+            f"the collateral cannot be read: got {len(data)} bytes; expected a JSON object of "
             f"{', '.join(_COLLATERAL)}; fetch collateral again"
         ) from error
 

@@ -108,7 +108,7 @@ _LINE = 64  # bytes: rows of the same cache lines on every run
 
 
 def rows_bytes(num_keys: int, row_bytes: int) -> int:
-    """Of the rows of a database, known before it is made."""
+    """Returns the number of bytes of the rows of a database, known before it is made."""
     return num_keys * _words(row_bytes) * _WORD
 
 
@@ -146,7 +146,7 @@ class Database:
         records = table.records
         if records.ndim != 2 or records.dtype != np.uint8 or not records.size:
             raise ShapeError(
-                f"slices that cannot be made a database: got {records.dtype} {records.shape}; "
+                f"slices do not fit a database: got {records.dtype} {records.shape}; "
                 "expected uint8 (num_keys, record_bytes), one or more; pass records as rows of "
                 "bytes"
             )
@@ -162,7 +162,7 @@ class Database:
 
 
 def _words(row_bytes: int) -> int:
-    """Of one row."""
+    """The words of one row."""
     return -(-row_bytes // _WORD)
 
 
@@ -176,11 +176,13 @@ def check_scheme(params: PirParams, scheme: Scheme) -> None:
 
 
 def binding_seconds(load: Workload, speeds: Speeds) -> float:
-    """CPU seconds for all slices, their tree, and a table of them with a path for each."""
+    """Returns the CPU seconds for all slices, their tree, and a table of them with a path for
+    each."""
     paths = load.num_keys * speeds.path_seconds + load.table_bytes / speeds.binding
     return making_seconds(load, speeds) + paths
 
 
 def replying_seconds(load: Workload, speeds: Speeds, rows: int, row_bytes: int) -> float:
-    """CPU seconds for putting rows into the reply of each client, and the check of its frame."""
+    """Returns the CPU seconds for putting rows into the reply of each client, and the check of its
+    frame."""
     return load.cohort * rows * row_bytes / speeds.reply

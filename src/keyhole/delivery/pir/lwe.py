@@ -34,10 +34,10 @@ SIGMA = 6.4
 """Standard deviation of an error."""
 
 WORD_BYTES = 4
-"""Of a number modulo q = 2^32."""
+"""Bytes of a number modulo q = 2^32."""
 
 SCALE_BITS = 24
-"""Of q / p = 2^24, what a byte is multiplied by: p = 256."""
+"""Bits of q / p = 2^24, what a byte is multiplied by: p = 256."""
 
 HINT_HEAD_BYTES = 8 + 32
 """What a hint begins with: its magic and a digest."""
@@ -48,8 +48,9 @@ _EXPONENT = 52_428_800  # 2^63 / (p^4 sigma^2)
 
 
 def failure_of_byte(columns: int, modulus: int = _MODULUS) -> float:
-    """A bound of the probability that noise changes one entry of a column: 2 exp(-t^2 / (2 s^2))
-    with t = q / 2p and s = sigma sqrt(columns) p/2. For bytes it is 2 exp(-52428800 / columns).
+    """Returns a bound of the probability that noise changes one entry of a column: 2 exp(-t^2 / (2
+    s^2)) with t = q / 2p and s = sigma sqrt(columns) p/2. For bytes it is 2 exp(-52428800 /
+    columns).
 
     The noise of a byte is the sum of (d - 128) e over the columns, d a byte of the table and e an
     error. A discrete Gaussian is sub-Gaussian with its sigma (Canonne, Kamath and Steinke 2020), so
@@ -62,7 +63,7 @@ def failure_of_byte(columns: int, modulus: int = _MODULUS) -> float:
 
 
 def max_columns(max_keys: int, row_bytes: int) -> int:
-    """The columns up to which one of all bytes of a query fails with at most 2^-40."""
+    """Returns the columns up to which one of all bytes of a query fails with at most 2^-40."""
     bits = 1 + _SAFETY_BITS + (max_keys * row_bytes).bit_length()
     return 1000 * _EXPONENT // (694 * bits)  # 0.694 is above log(2)
 
@@ -87,7 +88,7 @@ class LweShape:
 
     @staticmethod
     def of(params: PirParams) -> LweShape:
-        """The shape under params."""
+        """Returns the shape under params."""
         return LweShape(params.num_keys, params.row_bytes, params.max_keys)
 
     @property
@@ -101,29 +102,29 @@ class LweShape:
 
     @property
     def columns(self) -> int:
-        """Of the matrix: the length of a query in words."""
+        """Columns of the matrix: the length of a query in words."""
         return -(-self.num_keys // self.slices_per_column)
 
     @property
     def query_bytes(self) -> int:
-        """Of a query for `max_keys` keys."""
+        """The number of bytes of a query for `max_keys` keys."""
         return FRAME_BYTES + WORD_BYTES * self.max_keys * self.columns
 
     @property
     def reply_bytes(self) -> int:
-        """Of its reply."""
+        """The number of bytes of its reply."""
         words = self.max_keys * self.slices_per_column * self.row_bytes
         return REPLY_BYTES + WORD_BYTES * words
 
     @property
     def hint_bytes(self) -> int:
-        """Of the hint, which every client fetches once a round."""
+        """The number of bytes of the hint, which every client fetches once a round."""
         words = DIMENSION * self.slices_per_column * self.row_bytes
         return HINT_HEAD_BYTES + WORD_BYTES * words
 
     @property
     def total_bytes(self) -> int:
-        """Of all that one client sends and receives in a round."""
+        """The number of bytes of all that one client sends and receives in a round."""
         return self.hint_bytes + self.query_bytes + self.reply_bytes
 
     @property
@@ -145,8 +146,8 @@ BLOCK = 2048
 
 
 def matrix_seed(round: bytes, shape: LweShape) -> bytes:
-    """The public seed of the matrix: a hash of the round and the shape, so that anyone who names
-    rounds can draw matrices but not make one."""
+    """Returns the public seed of the matrix: a hash of the round and the shape, so that anyone who
+    names rounds can draw matrices but not make one."""
     facts = struct.pack("<QQQ", shape.num_keys, shape.row_bytes, shape.max_keys)
     return blake2b(round + facts, digest_size=SEED_BYTES, person=b"keyhole-lwe").digest()
 
@@ -272,8 +273,8 @@ def draw_errors(prg: Prg, shape: tuple[int, ...]) -> NDArray[np.int32]:
 
 @lru_cache(maxsize=1)  # a pure function of constants
 def thresholds() -> tuple[int, NDArray[np.int64]]:
-    """The lowest value and the steps of the distribution: the value of a word is the lowest one
-    plus the number of steps that are not above the word, all as signed numbers of 64 bits."""
+    """Returns the lowest value and the steps of the distribution: the value of a word is the lowest
+    one plus the number of steps that are not above the word, all as signed numbers of 64 bits."""
     with localcontext() as context:
         context.prec = _DIGITS
         spread = 2 * Decimal(str(SIGMA)) ** 2

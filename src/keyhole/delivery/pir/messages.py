@@ -91,7 +91,7 @@ def unseal_reply(
 
 
 def check_of(message: bytes | memoryview) -> bytes:
-    """The 16 bytes at the end of a message, which tell it from every other."""
+    """Returns the 16 bytes at the end of a message, which tell it from every other."""
     return bytes(message[-CHECK_BYTES:])
 
 

@@ -302,7 +302,7 @@ def scan_buckets(
 
 
 def plain_scan_rows(rows: NDArray[np.uint64], bits: NDArray[np.uint8]) -> NDArray[np.uint64]:
-    """What `scan_rows` computes, as one reads it."""
+    """Returns what `scan_rows` computes, as one reads it."""
     chosen = np.unpackbits(bits, axis=-1, count=len(rows), bitorder="little").astype(bool)
     sums = [np.bitwise_xor.reduce(rows[each], axis=0) for each in chosen]
     return np.array(sums, np.uint64).reshape(len(bits), rows.shape[1])
@@ -311,7 +311,7 @@ def plain_scan_rows(rows: NDArray[np.uint64], bits: NDArray[np.uint8]) -> NDArra
 def plain_scan_buckets(
     rows: NDArray[np.uint64], members: NDArray[np.int32], bits: NDArray[np.uint8]
 ) -> NDArray[np.uint64]:
-    """What `scan_buckets` computes, as one reads it."""
+    """Returns what `scan_buckets` computes, as one reads it."""
     # An empty position is a row of zeros behind the last one.
     rows = np.vstack([rows, np.zeros_like(rows[:1])])
     sums = [plain_scan_rows(rows[keys], bits[:, b]) for b, keys in enumerate(members)]
@@ -361,7 +361,7 @@ def _words(bits: NDArray[np.uint8]) -> NDArray[np.uint32]:
 
 def _misfit(got: str) -> ShapeError:
     return ShapeError(
-        f"arrays that cannot be scanned together: got {got}; expected rows uint64 (K, words), "
+        f"arrays do not fit together in a scan: got {got}; expected rows uint64 (K, words), "
         "members int32 (B, size), bits uint8 of one bit a position; take rows from Database, "
         "members from Placement and bits from a query"
     )

@@ -150,12 +150,12 @@ class Batch:
 
     @property
     def num_queries(self) -> int:
-        """Of both kinds."""
+        """The number of buckets and places of the stash."""
         return self.shape.num_buckets + self.shape.stash
 
     @property
     def bucket_bytes(self) -> int:
-        """Of the corrections of the buckets in a query."""
+        """The number of bytes of the corrections of the buckets in a query."""
         return self.bucket.batch_bytes(self.shape.num_buckets)
 
     def lengths(self, row_bytes: int) -> Lengths:
@@ -366,7 +366,7 @@ class TwoServerPir:
         seconds += load.cohort * speeds.read_seconds
         seconds += replying_seconds(load, speeds, batch.num_queries, params.row_bytes)
         client = speeds.ask_seconds + batch.num_queries * speeds.share_seconds
-        # Adding up the replies of both, and comparing rows with the top.
+        # Adding up both replies, and comparing rows with the top.
         client += 2 * batch.num_queries * params.row_bytes / speeds.opening
         return Price(
             self.about,

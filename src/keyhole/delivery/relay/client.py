@@ -86,12 +86,13 @@ class TableShape:
 
 
 def slice_reply_bytes(row_bytes: int) -> int:
-    """The length of an answer that holds one row, a slice and its path, before it is sealed."""
+    """Returns the length of an answer that holds one row, a slice and its path, before it is
+    sealed."""
     return 1 + 2 + 1 + len(encode_varint(row_bytes)) + row_bytes
 
 
 def slice_path(round_id: str, table: int, key: int) -> bytes:
-    """The path of one slice."""
+    """Returns the path of one slice."""
     return f"/v1/rounds/{round_id}/tables/{table}/slices/{key}".encode("ascii")
 
 
@@ -136,16 +137,17 @@ class BlindClient:
 
     @property
     def request_bytes(self) -> int:
-        """Of every sealed request."""
+        """The number of bytes of every sealed request."""
         return self._plain_bytes + REQUEST_OVERHEAD
 
     @property
     def num_requests(self) -> int:
-        """Of every query."""
+        """The number of requests of every query."""
         return sum(table.max_keys for table in self._tables)
 
     def reply_bytes(self, table: int) -> int:
-        """Of every sealed answer from one of the tables, by its place here."""
+        """Returns the number of bytes of every sealed answer from one of the tables, by its place
+        here."""
         return slice_reply_bytes(self._tables[table].row_bytes) + self._overhead
 
     def query(self, keys: Sequence[KeyArray], prg: Prg | None = None) -> BlindQuery:
@@ -194,7 +196,7 @@ class BlindQuery:
         return f"BlindQuery({len(self._order)} requests)"
 
     def messages(self) -> tuple[bytes, ...]:
-        """The sealed requests, shuffled and of one length."""
+        """Returns the sealed requests, shuffled and of one length."""
         return self._messages.take()
 
     def decode(self, replies: Sequence[bytes]) -> list[Retrieved]:

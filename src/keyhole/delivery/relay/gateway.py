@@ -158,8 +158,8 @@ class Gateway:
 
 
 def refusal(error: KeyholeError | None, length: int = ERROR_BYTES) -> Reply:
-    """The answer to a request that is refused: the four facts, as every route gives them, padded to
-    the length of an answer if it is known what that would have been."""
+    """Returns the answer to a request that is refused: the four facts, as every route gives them,
+    padded to the length of an answer if it is known what that would have been."""
     error = error or KeyholeError("refused: got a request; expected others; ask again")
     fields = ((b"content-type", b"application/json"),)
     return Reply(BinaryResponse(error.http_status, fields, error.to_json()), length)

@@ -278,7 +278,8 @@ def open_response(exchange: Exchange, sealed: bytes) -> bytes:
 
 
 def response_overhead(suite: Suite) -> int:
-    """Bytes that sealing adds to an answer: 32 with AES-128-GCM, 48 with ChaCha20-Poly1305."""
+    """Returns the number of bytes that sealing adds to an answer: 32 with AES-128-GCM, 48 with
+    ChaCha20-Poly1305."""
     return _secret_bytes(suite) + TAG_BYTES
 
 

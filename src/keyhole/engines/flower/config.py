@@ -267,7 +267,7 @@ class NodeConfig:
             if not is_kind or (kind is int and isinstance(value, int) and value < 0):
                 allowed = "a whole number from 0" if kind is int else f"a {kind.__name__}"
                 raise InputError(
-                    f"--node-config has a {name} that cannot be used: got a "
+                    f"--node-config has an unusable {name}: got a "
                     f"{type(value).__name__}; expected {allowed}; start the SuperNode "
                     f"with another {name}"
                 )
@@ -289,7 +289,7 @@ class NodeConfig:
                 raise _refused(f"another {what} than this node allows", "what --node-config says")
 
     def connector(self, stack: ExitStack, stop: threading.Event) -> Connect:
-        """What makes devices of services, which `stack` closes and `stop` stops."""
+        """Returns what makes devices of services, which `stack` closes and `stop` stops."""
         cache = None if self.cache is None else SliceCache(Path(self.cache))
         trainer = None if self.trainer_key is None else TrainerKey.load(Path(self.trainer_key))
 

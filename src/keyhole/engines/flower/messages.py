@@ -107,7 +107,7 @@ class Here:
 
 
 def write(content: RoundCall | NodeReport | Here) -> RecordDict:
-    """The content of a Flower message."""
+    """Returns the content of a Flower message."""
     told = {f.name: getattr(content, f.name) for f in fields(content)}
     plain = {name: list(v) if isinstance(v, tuple) else v for name, v in told.items()}
     return RecordDict({_RECORD: ConfigRecord({"version": _VERSION, **plain})})
@@ -158,19 +158,19 @@ _CODES = {code: name for name, code in vars(ErrorCode).items() if isinstance(cod
 
 
 def failure_of(error: Error) -> str:
-    """What a node that replied with an error did: the kind of the error alone."""
+    """Returns what a node that replied with an error did: the kind of the error alone."""
     if error.code == FAILED:
         return f"failed: {told_by_a_node((error.reason or '').partition(':')[0])}"
     return f"failed: {_CODES.get(error.code, 'UNKNOWN').lower().replace('_', ' ')}"
 
 
 def told_by_a_node(text: str) -> str:
-    """A reason that a node gave, in one short line."""
+    """Returns a reason that a node gave, in one short line."""
     return "".join(c if c.isprintable() else " " for c in text[:_MAX_TEXT])
 
 
 def sentences(found: Mapping[tuple[str, str], int]) -> list[str]:
-    """One sentence for each `(who, what)`, with how many; the most frequent ones of many.
+    """Returns one sentence for each `(who, what)`, with how many; the most frequent ones of many.
 
     >>> sentences({("node", "did not answer"): 2, ("client", "failed: too cold"): 1})
     ['2 nodes did not answer', '1 client failed: too cold']

@@ -240,7 +240,7 @@ class FlowerSummons:
             self._incidents["client", "without a node"] += len(away)
 
     def news(self, now: float) -> Sequence[tuple[str, Event]]:
-        """What became of devices since last asked; looks at replies every so often."""
+        """Returns what became of devices since last asked; looks at replies every so often."""
         if self._sent and now >= self._next_look:
             self._next_look = now + self.every
             self._look(now)
@@ -301,7 +301,7 @@ class FlowerSummons:
             report = read(reply.content, NodeReport)
         except MalformedError as error:
             _LOG.warning("a reply cannot be read: %s", error)
-            self._note("node", "sent a reply that cannot be read", sent)
+            self._note("node", "sent an unreadable reply", sent)
             return [Refused(client, now) for client in sent.clients]
         self.on_report(sent.round, report)
         said = zip(report.outcomes, report.reasons, strict=True)

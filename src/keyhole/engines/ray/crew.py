@@ -363,7 +363,7 @@ class Crew:
                 member.actor.settle.remote(place, len(members))
 
     def ready(self) -> list[Member]:
-        """The workers that take tasks."""
+        """Returns the workers that take tasks."""
         return [member for member in self._members if member.node]
 
     def replace(self, member: Member) -> bool:

@@ -172,7 +172,8 @@ class RayEngine:
         return pair_up(summed for piece in found for summed in piece)
 
     def incidents(self) -> list[str]:
-        """What went wrong since this was last asked, though nothing is lost: a sentence each."""
+        """Returns what went wrong since this was last asked, though nothing is lost: a sentence
+        each."""
         told, self._crew.incidents = self._crew.incidents, []
         return told
 

@@ -61,7 +61,7 @@ class KeyBundle:
         return KeyBundle(np.array(shapes, np.int64), tuple(kinds), np.concatenate(arrays), ends)
 
     def unpack(self) -> list[KeysBySpace]:
-        """The keys of each client, as they were."""
+        """Returns the keys of each client, as they were."""
         spans = iter([self.keys[start:stop] for start, stop in pairwise(self.ends.tolist())])
         found: list[KeysBySpace] = []
         for shape in self.shapes.tolist():
@@ -84,7 +84,8 @@ class Packing(NamedTuple):
 
 
 def packing_of(jobs: Sequence[ClientJob]) -> Packing:
-    """The packing that suits jobs: of rows, or of sub-models without leaves that are common."""
+    """Returns the packing that suits jobs: of rows, or of sub-models without leaves that are
+    common."""
     if isinstance(jobs, Jobs) and jobs.source is not None:
         return _packing_of_rows(jobs, jobs.source)
     common = _common_leaves(jobs)

@@ -98,8 +98,9 @@ class TaskBoard:
         return not self._open
 
     def take(self, node: str, is_idle: bool = True) -> int | None:
-        """The next task for a worker of `node`: of its own node first, else from the end of the
-        longest queue; None if there is nothing to do now, or nothing for one that is not idle."""
+        """Returns the next task for a worker of `node`: of its own node first, else from the end of
+        the longest queue; None if there is nothing to do now, or nothing for one that is not
+        idle."""
         own = self._queues.get(node, deque())
         others = sorted(self._queues.values(), key=len, reverse=True)
         for queue in (own, *map(reversed, others)):
@@ -113,7 +114,7 @@ class TaskBoard:
         return None
 
     def is_done(self, index: int) -> bool:
-        """Whether the result of a task is there."""
+        """Returns whether the result of a task is there."""
         return self._done[index]
 
     def finish(self, index: int) -> None:
@@ -143,8 +144,8 @@ class TaskBoard:
 
 
 def spread_home(count: int, nodes: Sequence[str]) -> list[str]:
-    """A home for each of `count` pieces in a row, so that each node has neighbours; one that is the
-    node of more workers gets more.
+    """Returns a home for each of `count` pieces in a row, so that each node has neighbours; one
+    that is the node of more workers gets more.
 
     >>> spread_home(5, ["a", "b", "b"])
     ['a', 'a', 'b', 'b', 'b']

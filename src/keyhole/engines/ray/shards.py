@@ -131,11 +131,11 @@ class _Held:
         return {name: (a.dtype, a.shape) for name, a in stored_arrays(self.table).items()}
 
     def dump(self, name: str, first: int, last: int) -> Array:
-        """Some rows."""
+        """Returns some rows."""
         return stored_arrays(self.table)[name][first:last]
 
     def number_of(self, row: int) -> int:
-        """The number of a row, above all others where there is no such row."""
+        """Returns the number of a row, above all others where there is no such row."""
         return int(self.numbers[row]) if row < len(self.numbers) else _NO_NUMBER
 
     def dump_below(self, name: str, first: int, below: int) -> tuple[Array, Array]:
