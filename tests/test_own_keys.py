@@ -15,7 +15,7 @@ def test_the_page_runs_and_prints_what_it_says(capsys):
         exec(compile(code, "own-keys.md", "exec"), scope)
     expected = re.findall(r"# prints (.*)", PAGE)
     assert capsys.readouterr().out.splitlines() == expected
-    assert len(expected) == 5
+    assert len(expected) == 8
 
 
 def test_the_choice_takes_ten_lines_at_most():

@@ -127,7 +127,7 @@ def test_the_table_has_a_dash_for_what_devices_do_not_tell():
         (["train", "emnist_2nn", "--m", "0"], "--m: '0' is not a whole number, 1 or more"),
         (
             ["train", "emnist_2nn", "--keys", "best"],
-            "--keys: no 'best'; expected top, random, random-top, independent, all, fixed",
+            "--keys: no 'best'; expected top, random, random-top, independent, all, rolling",
         ),
         (
             ["train", "emnist_2nn", "--keys", "word=top"],

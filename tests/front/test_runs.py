@@ -48,8 +48,8 @@ def test_one_trial_opens_alone(kept):
 
 
 def test_another_task_is_refused(kept):
-    def last(counts, m, rng):
-        return counts.keys[-m:]
+    def last(context):
+        return context.counts.keys[-context.max_keys :]
 
     with pytest.raises(InputError, match="are not those that the run was started with"):
         kh.open_run(kept.directory, task=make_task(keys=last))

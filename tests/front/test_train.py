@@ -7,6 +7,7 @@ import keyhole as kh
 from keyhole.data.federated import Dataset, FederatedData, Ragged
 from keyhole.errors import InputError
 from keyhole.models.dense import masked_mean
+from keyhole.rounds.loop import Synchronous
 
 ITEMS, USERS, EACH = 60, 12, 10
 
@@ -80,8 +81,8 @@ def test_the_same_call_goes_on_with_more_rounds_and_gives_the_same_bytes(tmp_pat
 def test_another_choice_of_keys_is_another_run(tmp_path):
     kh.train(make_task(), rounds=2, m=5, out=tmp_path / "run", **SETTINGS)
 
-    def last(counts, m, rng):
-        return counts.keys[-m:]
+    def last(context):
+        return context.counts.keys[-context.max_keys :]
 
     with pytest.raises(InputError, match="holds a run with another"):
         kh.train(make_task(keys=last), rounds=2, m=5, out=tmp_path / "run", **SETTINGS)
@@ -153,3 +154,25 @@ def test_parts_of_your_own_are_objects():
 
     run = kh.train(make_task(), rounds=2, m=5, aggregation=PLAIN, **SETTINGS)
     assert run.spec.aggregation.name is not None
+
+
+@pytest.mark.parametrize("choice", [kh.keys.rolling, kh.keys.importance, kh.keys.tf_idf])
+def test_a_choice_that_sees_more_than_own_data_trains_and_resumes(choice, tmp_path):
+    def train(rounds, out):
+        return kh.train(make_task(keys=choice), rounds=rounds, m=4, out=out, **SETTINGS)
+
+    whole = train(4, None)
+    train(2, tmp_path)
+    again = train(4, tmp_path)
+    assert again.model()["score"].tobytes() == whole.model()["score"].tobytes()
+    assert np.count_nonzero(whole.model()["score"]) > 0
+
+
+def test_tf_idf_is_refused_with_noise_and_on_devices():
+    task = make_task(keys=kh.keys.tf_idf)
+    with pytest.raises(InputError, match="privacy account does not cover"):
+        kh.train(task, rounds=1, m=4, dp_noise=1.0, dp_clip=1.0, dp_delta=1e-3, **SETTINGS)
+    parts = {"task": task.kind, "keys.item.choice": kh.keys.tf_idf}
+    served = kh.Experiment(task.defaults.changed({"keys.item.count": 4}), task.data, parts)
+    with pytest.raises(InputError, match="devices cannot choose keys in this way"):
+        served.run(0, kind=Synchronous())

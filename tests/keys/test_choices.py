@@ -8,14 +8,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keyhole.errors import InputError
-from keyhole.keys.choice import KeyContext, KeyCounts, draw_distinct
+from keyhole.keys.choice import (
+    KeyContext,
+    KeyCounts,
+    KeyTable,
+    KeyUsers,
+    draw_distinct,
+    facts_of,
+)
 from keyhole.keys.sampled import every, independent, nested, rolling, rolling_by
 from keyhole.keys.structured import (
     CHOICES,
     always,
     choice_named,
+    importance,
     random_own,
     random_top,
+    tf_idf,
+    tf_idf_by,
     top,
     with_negatives,
 )
@@ -34,7 +44,7 @@ DRAWN = {
     "rolling by five": rolling_by(5),
     "nested": nested,
 }
-OTHERS = ("rolling", "nested")  # of other papers
+OTHERS = ("rolling", "nested", "importance", "tf-idf")  # of other papers
 
 
 @st.composite
@@ -162,6 +172,57 @@ def test_a_window_goes_on_past_the_last_key_of_the_largest_space():
     assert keys == [2**63 - 2, 2**63 - 1, 0]
     with pytest.raises(InputError, match="step"):
         rolling_by(0)
+
+
+def weighed(counts, m, norms=None, users=None, clients=7):
+    """What a client knows in a run that keeps norms, where clients have keys in common."""
+    everyone = [counts.keys] + [np.array(users or [], np.int64)] * (clients - 1)
+    known = KeyUsers(clients, everyone.__getitem__, lambda own: {"word": KeyCounts.of(SPACE, own)})
+    moved = sorted((norms or {}).items())
+    table = KeyTable(*(np.array([each[i] for each in moved], kind) for i, kind in enumerate("lf")))
+    return KeyContext(counts, m, rng(0), norms=table, users=known)
+
+
+SPACE = KeySpace("word", 30)
+OWN = KeyCounts.of(SPACE, np.array([4, 4, 4, 8, 8, 15, 16, 16, 23]))
+
+
+@pytest.mark.parametrize("users", [[], [4, 8, 15, 16, 23], list(range(30))])
+@pytest.mark.parametrize("m", [0, 2, 4, 9])
+def test_tf_idf_is_top_where_all_keys_have_as_many_users(m, users):
+    """One client has them, or all: where all do, every weight is 0 and counts decide."""
+    context = weighed(OWN, m, users=users)
+    assert tf_idf(context).tolist() == top(context).tolist()
+
+
+def test_tf_idf_prefers_what_others_do_not_have():
+    """Keys 4 and 16 belong to all seven clients, which weighs log(7 / 7) = 0."""
+    context = weighed(OWN, 4, users=[4, 16])
+    assert tf_idf(context).tolist() == [8, 15, 23, 4]
+    users = np.ones(30)
+    users[[4, 16]] = 7
+    assert tf_idf_by(users, 7)(context).tolist() == [8, 15, 23, 4]
+
+
+def test_importance_prefers_rows_that_moved_and_then_frequent_ones():
+    assert importance(weighed(OWN, 3, {15: 0.5, 23: 2.0, 1: 9.0})).tolist() == [23, 15, 4]
+    context = weighed(OWN, 3)
+    assert importance(context).tolist() == top(context).tolist()
+
+
+def test_importance_of_keys_that_data_do_not_name_fills_up_at_random():
+    context = weighed(KeyCounts.none(SPACE), 6, {15: 0.5, 23: 2.0})
+    chosen = importance(context).tolist()
+    assert chosen[:2] == [23, 15]
+    assert len(set(chosen)) == 6
+
+
+@pytest.mark.parametrize("choice", [importance, tf_idf])
+def test_a_choice_that_lacks_what_it_needs_says_so(choice):
+    for wrapped in (choice, always([0], choice), with_negatives(choice, 0.5)):
+        assert facts_of(wrapped) == facts_of(choice) != ()
+        with pytest.raises(InputError, match="this choice of 'word' needs"):
+            wrapped(within(OWN, 3))
 
 
 def test_random_own_keys_are_uniform():

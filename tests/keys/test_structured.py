@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from keyhole.errors import InputError, KeySpaceError
 from keyhole.keys.budget import keys_within, share_of_keys
-from keyhole.keys.choice import ClientContext, KeyContext, KeyCounts, choose_with
+from keyhole.keys.choice import ClientContext, KeyContext, KeyCounts, KeyUsers, choose_with
 from keyhole.keys.sampled import count_buckets, every, independent, whole_buckets
 from keyhole.keys.structured import CHOICES, always, random_own, top, with_negatives
 from keyhole.primitives.keyspace import Buckets, KeySpace
@@ -130,7 +130,9 @@ def test_budgets_hold_through_any_choice(name, choice, seed, data):
         return {s.name: KeyCounts.of(s, own % s.num_keys) for s in layout.spaces}
 
     choose = choose_with({s.name: CHOICES[choice] for s in layout.spaces}, count_keys)
-    keys = choose(np.arange(20), ClientContext(keys_within(layout, model_bytes), rng(seed)))
+    users = KeyUsers(1, lambda client: np.arange(20), count_keys)
+    limit = keys_within(layout, model_bytes)
+    keys = choose(np.arange(20), ClientContext(limit, rng(seed), norms={}, users=users))
     assert layout.client_bytes(**{z.space.name: len(z) for z in keys.values()}) <= model_bytes
 
 

@@ -174,8 +174,8 @@ keys_options = options_of(
         metavar="[SPACE=]CHOICE",
         show_default="the task's",
         help="How clients choose keys: top, random, random-top, independent, fixed (drawn once per "
-        "round for all clients), rolling, nested, all, or module:NAME. Tasks with several key "
-        "spaces take SPACE=CHOICE.",
+        "round for all clients), rolling, nested, importance, tf-idf, all, or module:NAME. Tasks "
+        "with several key spaces take SPACE=CHOICE.",
     ),
     in_group(
         KEYS,

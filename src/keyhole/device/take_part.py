@@ -10,7 +10,7 @@ run in process.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Annotated, Any, TypeAlias
 
@@ -344,6 +344,7 @@ class _Rules:
     keys_per_client: Mapping[str, int]
     shared_keys: bool
     devices: tuple[DeviceClass, ...] = ()
+    norms: None = None
 
 
 @dataclass
@@ -387,7 +388,7 @@ class PopulationClient:
     def _clients(self, settings: DeviceSettings) -> Clients:
         name = msgspec.json.encode(msgspec.structs.replace(settings, nonce=""))
         if name not in self._met:
-            clients = self.population(settings)
+            clients = replace(self.population(settings), users=None)  # of others, it knows nothing
             if not 0 <= self.client < clients.count:
                 raise InputError(
                     f"the population has no such client: got {self.client}; expected "

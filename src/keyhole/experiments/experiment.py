@@ -41,7 +41,7 @@ from keyhole.experiments.trial import (
     write_seconds,
 )
 from keyhole.identity import Ref, identity_of
-from keyhole.keys.choice import choose_with
+from keyhole.keys.choice import Choice, Fact, KeyUsers, choose_with, facts_of
 from keyhole.keys.structured import CHOICE
 from keyhole.models.local_training import trainer_of
 from keyhole.parts import PartKind, resolve, running
@@ -215,14 +215,40 @@ class Experiment:
     def clients(self) -> Clients:
         """The population; trials share what it has compiled."""
         slots = {name: [m] for name, m in self.keys_per_client.items()}
-        own = {s: self.parts[p] for s in slots if (p := f"keys.{s}.choice") in self.parts}
         return Clients(
             count=self.task.clients,
             data=self.task.data,
-            choose=choose_with(choices_of(self.spec, self.task, own), self.task.count_keys),
+            choose=choose_with(self._choices, self.task.count_keys),
             train=trainer_of(self.task.model, self.algorithm.client, slots),
             localize=localize_of(self.spec, self.task),
+            users=KeyUsers(self.task.clients, self.task.data, self.task.count_keys),
         )
+
+    @cached_property
+    def _choices(self) -> dict[str, Choice]:
+        paths = {space: f"keys.{space}.choice" for space in self.keys_per_client}
+        own = {space: self.parts[path] for space, path in paths.items() if path in self.parts}
+        return choices_of(self.spec, self.task, own)
+
+    @cached_property
+    def _facts(self) -> set[Fact]:
+        """What choices need to know besides a client's own data."""
+        return {fact for choice in self._choices.values() for fact in facts_of(choice)}
+
+    def _check_facts(self, kind: Rounds | None) -> None:
+        """Raises InputError where a choice needs what clients of such rounds cannot know."""
+        if self._facts and kind is not None:
+            raise InputError(
+                "devices cannot choose keys in this way: got a choice that needs "
+                f"{' and '.join(sorted(self._facts))} of all clients; expected one that needs its "
+                "own data alone; choose keys another way, or train in process"
+            )
+        if "users" in self._facts and self.spec.privacy is not None:
+            raise InputError(
+                "a choice counts the users of keys, which the privacy account does not cover: got "
+                "tf-idf, or another that needs users, with noise; expected other keys; give it a "
+                "table of public data with tf_idf_by"
+            )
 
     def run_parts(self, trial: int) -> RunParts:
         """Returns what stays the same in every round of one trial."""
@@ -247,6 +273,7 @@ class Experiment:
             else Buffering(stream.concurrency, size, stream.max_staleness, duration=exponential),
             shared_keys=self.spec.shared_keys,
             for_devices=self.spec.with_trial(trial).for_devices(),
+            norms={} if "norms" in self._facts else None,
         )
 
     @property
@@ -305,6 +332,7 @@ class Experiment:
         Raises:
             InputError: the directory holds another run.
         """
+        self._check_facts(kind)
         is_resumed = directory is not None and holds_store(directory / "state")
         model, layout = self._first_model(trial, is_resumed), self.task.model.layout
         state = hold(ServerState.dense(layout, model, self.algorithm.server))

@@ -152,7 +152,8 @@ def pad_rows(row: Array, value: Array, rows: int) -> Array:
     return padded
 
 
-STRUCTURED = ("top", "random", "random-top")  # as many of a client's own keys as it may hold
+STRUCTURED = ("top", "random", "random-top", "importance", "tf-idf")
+"""Choices of as many of a client's own keys as it may hold."""
 
 
 def choices_of(spec: RunSpec, task: TaskParts, own: Mapping[str, Choice]) -> dict[str, Choice]:

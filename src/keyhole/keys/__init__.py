@@ -1,7 +1,16 @@
 """Chooses the keys of a client: by its data, at random, or both (section 4.1)."""
 
 from keyhole.keys.budget import DeviceClass, assign_device, keys_within, share_of_keys
-from keyhole.keys.choice import Choice, ClientContext, KeyContext, KeyCounts, choose_with
+from keyhole.keys.choice import (
+    Choice,
+    ClientContext,
+    KeyContext,
+    KeyCounts,
+    KeyTable,
+    KeyUsers,
+    choose_with,
+    needs,
+)
 from keyhole.keys.sampled import (
     count_buckets,
     every,
@@ -15,9 +24,12 @@ from keyhole.keys.structured import (
     CHOICES,
     always,
     choice_named,
+    importance,
     random_own,
     random_top,
     sampled_correction,
+    tf_idf,
+    tf_idf_by,
     top,
     with_negatives,
 )
@@ -29,14 +41,18 @@ __all__ = [
     "DeviceClass",
     "KeyContext",
     "KeyCounts",
+    "KeyTable",
+    "KeyUsers",
     "always",
     "assign_device",
     "choice_named",
     "choose_with",
     "count_buckets",
     "every",
+    "importance",
     "independent",
     "keys_within",
+    "needs",
     "nested",
     "random_own",
     "random_top",
@@ -44,6 +60,8 @@ __all__ = [
     "rolling_by",
     "sampled_correction",
     "share_of_keys",
+    "tf_idf",
+    "tf_idf_by",
     "top",
     "whole_buckets",
     "with_negatives",

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import cached_property
+from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 
 from keyhole.arrays import Array, KeyArray
+from keyhole.errors import InputError
 from keyhole.keys.budget import DeviceClass
 from keyhole.primitives.keyspace import KeySpace
 from keyhole.primitives.layout import KeysBySpace
@@ -69,6 +71,59 @@ def draw_distinct(below: int, count: int, rng: np.random.Generator) -> KeyArray:
 
 
 @dataclass(frozen=True, eq=False)
+class KeyTable:
+    """Numbers of some keys of a key space; all other keys have 0.
+
+    Args:
+        keys: int64 (n,), each once, rising.
+        values: float64 (n,).
+
+    >>> KeyTable(np.array([3, 7]), np.array([0.5, 2.0])).of(np.array([7, 4]))
+    array([2., 0.])
+    """
+
+    keys: KeyArray
+    values: Array
+
+    @staticmethod
+    def empty() -> KeyTable:
+        """Every key has 0."""
+        return KeyTable(np.empty(0, np.int64), np.empty(0))
+
+    def of(self, keys: KeyArray) -> Array:
+        """Returns the numbers of some keys, float64, in their order."""
+        if not len(self.keys):
+            return np.zeros(len(keys))
+        at = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
+        return np.where(self.keys[at] == keys, self.values[at], 0.0)
+
+
+@dataclass(frozen=True, eq=False)
+class KeyUsers:
+    """How many clients have each key, counted in the data of all of them when it is first asked.
+
+    Args:
+        clients: how many there are.
+        data: `client -> its data`.
+        count_keys: `data -> {key space: what occurs}`.
+    """
+
+    clients: int
+    data: Callable[[int], Any]
+    count_keys: Callable[[Any], Mapping[str, KeyCounts]]
+
+    @cached_property
+    def tables(self) -> dict[str, KeyTable]:
+        """Key space -> how many clients have a key."""
+        found: dict[str, list[KeyArray]] = {}
+        for client in range(self.clients):
+            for name, counts in self.count_keys(self.data(client)).items():
+                found.setdefault(name, []).append(counts.keys)
+        each = {n: np.unique(np.concatenate(keys), return_counts=True) for n, keys in found.items()}
+        return {n: KeyTable(keys, users.astype(np.float64)) for n, (keys, users) in each.items()}
+
+
+@dataclass(frozen=True, eq=False)
 class KeyContext:
     """What a client knows when it chooses keys of one key space.
 
@@ -81,6 +136,9 @@ class KeyContext:
         client: its number in the population. On a device it is the number that its operator gave
             it; a choice runs on the device, so nobody else learns it from there.
         device: its class, None where the run has no classes.
+        norms: the norm of each key's last update, summed over clients, where the run keeps them;
+            0 for keys that have not moved.
+        users: how many clients have each key, where the data of all clients are at hand.
 
     >>> counts = KeyCounts.of(KeySpace("word", 100), np.array([7, 3, 7]))
     >>> context = KeyContext(counts, 2, np.random.default_rng(0), round=5)
@@ -94,17 +152,40 @@ class KeyContext:
     round: int = 0
     client: int = 0
     device: DeviceClass | None = None
+    norms: KeyTable | None = None
+    users: KeyUsers | None = None
 
     @property
     def space(self) -> KeySpace:
         """All keys there are."""
         return self.counts.space
 
+    def known_norms(self) -> KeyTable:
+        """Returns `norms`; raises InputError where the run keeps none."""
+        if self.norms is None:
+            raise InputError(
+                f"this choice of {self.space.name!r} needs the norms of last updates: got a round "
+                "that keeps none; expected synchronous rounds in process, of a choice that is "
+                'marked @needs("norms") or with RunParts(norms={}); choose keys another way'
+            )
+        return self.norms
+
+    def known_users(self) -> tuple[KeyTable, int]:
+        """Returns how many clients have each key, and how many clients there are; raises InputError
+        where that is not known, as on a device."""
+        if self.users is None:
+            raise InputError(
+                f"this choice of {self.space.name!r} needs to know how many clients have a key: "
+                "got a client that knows its own data alone; expected a run in process; give "
+                "devices a table with tf_idf_by(users, clients)"
+            )
+        return self.users.tables[self.space.name], self.users.clients
+
 
 @dataclass(frozen=True, eq=False)
 class ClientContext:
     """What a client knows besides its data when it chooses keys of all key spaces; see
-    `KeyContext`. `max_keys` has a number for each key space.
+    `KeyContext`. `max_keys` has a number for each key space, `norms` a table.
     """
 
     max_keys: Mapping[str, int]
@@ -112,11 +193,15 @@ class ClientContext:
     round: int = 0
     client: int = 0
     device: DeviceClass | None = None
+    norms: Mapping[str, KeyTable] | None = None
+    users: KeyUsers | None = None
 
     def of(self, counts: KeyCounts, rng: np.random.Generator) -> KeyContext:
         """What it knows when it chooses keys of one key space, with random numbers for that."""
-        limit = self.max_keys[counts.space.name]
-        return KeyContext(counts, limit, rng, self.round, self.client, self.device)
+        limit, name = self.max_keys[counts.space.name], counts.space.name
+        norms = None if self.norms is None else self.norms.get(name, KeyTable.empty())
+        about = self.round, self.client, self.device
+        return KeyContext(counts, limit, rng, *about, norms, self.users)
 
 
 class Choice(Protocol):
@@ -125,6 +210,35 @@ class Choice(Protocol):
     def __call__(self, context: KeyContext, /) -> KeyArray:
         """Returns at most `context.max_keys` different keys, in the order they are to have."""
         ...
+
+
+Fact = Literal["norms", "users"]
+_C = TypeVar("_C", bound=Choice)
+
+
+def needs(*facts: Fact) -> Callable[[_C], _C]:
+    """Marks a choice that reads `context.norms` or `context.users`, so that a run provides them, or
+    refuses the choice before the first round.
+
+    >>> @needs("norms")
+    ... def calmest(context):
+    ...     own, norms = context.counts.keys, context.known_norms()
+    ...     return own[np.argsort(norms.of(own), kind="stable")[: context.max_keys]]
+    >>> facts_of(calmest)
+    ('norms',)
+    """
+
+    def mark(choice: _C) -> _C:
+        choice.needs = facts  # type: ignore[attr-defined]
+        return choice
+
+    return mark
+
+
+def facts_of(choice: Choice) -> tuple[Fact, ...]:
+    """Returns what a choice was marked to need."""
+    found: tuple[Fact, ...] = getattr(choice, "needs", ())
+    return found
 
 
 def choose_with(

@@ -183,7 +183,8 @@ def whole_buckets(choice: Choice, buckets: Buckets) -> Choice:
                 f"{buckets.size} or more; make smaller buckets or raise keys_per_client"
             )
         counts = count_buckets(context.counts, buckets)
-        chosen = choice(replace(context, counts=counts, max_keys=limit // buckets.size))
+        about = replace(context, counts=counts, norms=None, users=None)  # those are of keys
+        chosen = choice(replace(about, max_keys=limit // buckets.size))
         members = (buckets.members(int(bucket)).array for bucket in chosen)
         return np.concatenate([np.empty(0, np.int64), *members])
 

@@ -13,9 +13,16 @@ from math import log
 
 import numpy as np
 
-from keyhole.arrays import KeyArray
+from keyhole.arrays import Array, KeyArray
 from keyhole.errors import InputError
-from keyhole.keys.choice import Choice, KeyContext, KeyCounts, draw_distinct
+from keyhole.keys.choice import (
+    Choice,
+    KeyContext,
+    KeyCounts,
+    draw_distinct,
+    facts_of,
+    needs,
+)
 from keyhole.keys.sampled import every, independent, nested, rolling
 from keyhole.parts import PartKind, pick
 from keyhole.primitives.keyspace import Keys
@@ -68,6 +75,73 @@ def random_top(context: KeyContext) -> KeyArray:
     """
     candidates = top(replace(context, max_keys=2 * context.max_keys))
     return candidates[draw_distinct(len(candidates), context.max_keys, context.rng)]
+
+
+@needs("users")
+def tf_idf(context: KeyContext) -> KeyArray:
+    """Chooses the keys that are frequent here and rare elsewhere, by count * log(N / users).
+
+    N is the number of clients, users how many of them have the key in their data. Both are counted
+    in the data of all clients: this needs a run in process, and says things about clients that no
+    privacy account covers. Elsewhere `tf_idf_by` takes a table.
+
+    Returns:
+        int64 (at most m,), the heaviest first, ties to the more frequent, then the smaller key:
+        `top` where all keys have as many users.
+
+    Sparck Jones, A Statistical Interpretation of Term Specificity, 1972.
+    """
+    table, clients = context.known_users()
+    return _by_tf_idf(context, table.of(context.counts.keys), clients)
+
+
+def tf_idf_by(users: Array, clients: int) -> Choice:
+    """Returns `tf_idf` with a table that all clients share, such as one from public data.
+
+    Args:
+        users: (K,), how many clients have each key.
+        clients: N.
+
+    >>> from keyhole import KeySpace
+    >>> counts = KeyCounts.of(KeySpace("word", 4), np.array([0, 0, 0, 2, 3]))
+    >>> choose = tf_idf_by(np.array([100, 9, 1, 50]), clients=100)
+    >>> choose(KeyContext(counts, 2, np.random.default_rng(0))).tolist()  # everybody uses word 0
+    [2, 3]
+    """
+    return lambda context: _by_tf_idf(context, users[context.counts.keys], clients)
+
+
+def _by_tf_idf(context: KeyContext, users: Array, clients: int) -> KeyArray:
+    own = context.counts
+    weight = own.counts * np.log(clients / np.clip(users, 1, clients))
+    return own.keys[np.lexsort((-own.counts, -weight))[: context.max_keys]]
+
+
+@needs("norms")
+def importance(context: KeyContext) -> KeyArray:
+    """Chooses the keys whose rows moved most when they last moved: by the norm of the last update.
+
+    The norms are those of the server's step, the same for all clients. A client whose data name
+    keys chooses among its own, those that have not moved last, the more frequent first. Where data
+    name none, as with neurons, it chooses among all keys and fills up with random ones. Rows that
+    are never chosen never move: `with_negatives(importance, 0.2)` gives others a chance.
+
+    Returns:
+        int64 (at most m,).
+
+    >>> from keyhole import KeySpace
+    >>> from keyhole.keys import KeyTable
+    >>> neurons = KeyCounts.none(KeySpace("neuron", 9))
+    >>> norms = KeyTable(np.array([2, 5, 6]), np.array([0.1, 0.9, 0.5]))
+    >>> importance(KeyContext(neurons, 2, np.random.default_rng(0), norms=norms)).tolist()
+    [5, 6]
+    """
+    own, norms, m = context.counts, context.known_norms(), context.max_keys
+    if len(own.keys):
+        return own.keys[np.lexsort((-own.counts, -norms.of(own.keys)))[:m]]
+    moved = norms.keys[np.argsort(-norms.values, kind="stable")[:m]]
+    others = _draw_others(context.space.num_keys, moved, m - len(moved), context.rng)
+    return np.concatenate([moved, others])
 
 
 def sampled_correction(
@@ -150,6 +224,7 @@ def always(first: Sequence[int], choice: Choice) -> Choice:
     [0, 1, 9]
     """
 
+    @needs(*facts_of(choice))
     def choose(context: KeyContext) -> KeyArray:
         counts, given = context.counts, context.space.keys(first).array
         is_other = ~np.isin(counts.keys, given)
@@ -183,6 +258,7 @@ def with_negatives(choice: Choice, share: float) -> Choice:
     """
     check_share(share)
 
+    @needs(*facts_of(choice))
     def choose(context: KeyContext) -> KeyArray:
         sampled = num_negatives(context.max_keys, share)
         chosen = choice(replace(context, max_keys=context.max_keys - sampled))
@@ -208,6 +284,8 @@ CHOICES: dict[str, Choice] = {
     "all": every,
     "rolling": rolling,
     "nested": nested,
+    "importance": importance,
+    "tf-idf": tf_idf,
 }
 """Ways to choose keys that need no settings: the paper's sections 5.2 and 5.3, and others'."""
 

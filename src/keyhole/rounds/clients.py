@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeAlias, overload
 from keyhole.arrays import Tree
 from keyhole.errors import InputError, NoExamplesError
 from keyhole.keys.budget import DeviceClass, assign_device, keys_within
-from keyhole.keys.choice import ClientContext
+from keyhole.keys.choice import ClientContext, KeyTable, KeyUsers
 from keyhole.parts import running
 from keyhole.primitives.keyspace import Keys
 from keyhole.primitives.layout import ClientKeys, KeysBySpace, Layout, RowSource
@@ -74,6 +74,8 @@ class Clients:
             stay as they are.
         states: what clients keep between rounds; a run has its own.
         max_state_bytes: the most that one client may keep.
+        users: how many clients have each key, for choices that need it; None where clients know
+            their own data alone.
     """
 
     count: int
@@ -83,6 +85,7 @@ class Clients:
     localize: Callable[[Any, KeysBySpace], Any] = _as_they_are
     states: ClientStates = field(default_factory=ClientStates, compare=False)
     max_state_bytes: int = MAX_STATE_BYTES
+    users: KeyUsers | None = None
 
 
 class KeyRules(Protocol):
@@ -114,6 +117,11 @@ class KeyRules(Protocol):
         """Whether all clients of a round draw from the same random numbers."""
         ...
 
+    @property
+    def norms(self) -> Mapping[str, KeyTable] | None:
+        """Key space -> norms of last updates; None where none are kept."""
+        ...
+
 
 _WHO = " of client {} in round {}"
 
@@ -128,7 +136,8 @@ def choose_keys(
         fits = keys_within(layout, device.model_bytes)
         limit = {name: min(m, fits[name]) for name, m in limit.items()}
     draw = (Stream.ROUND_KEYS, t) if run.shared_keys else (Stream.KEYS, t, client)
-    context = ClientContext(limit, generator(*path, *draw), t, client, device)
+    about = t, client, device, run.norms, clients.users
+    context = ClientContext(limit, generator(*path, *draw), *about)
     with running("choose", _WHO, client, t):
         chosen = clients.choose(clients.data(client), context)
     _check_chosen(chosen)

@@ -21,11 +21,13 @@ from typing import Any, Protocol
 
 from keyhole.errors import CohortError, InputError
 from keyhole.identity import identity_of
+from keyhole.keys.choice import KeyTable
 from keyhole.parts import running
 from keyhole.primitives.layout import Layout
 from keyhole.rounds.account import Attendance
 from keyhole.rounds.asynchronous import Buffered
 from keyhole.rounds.clients import Clients
+from keyhole.rounds.norms import dump_norms, load_norms, norms_after
 from keyhole.rounds.record import (
     RoundRecord,
     append_records,
@@ -125,7 +127,11 @@ class Rounds(Protocol):
 
 
 class Synchronous:
-    """Synchronous rounds of a run: nothing is under way between them."""
+    """Synchronous rounds of a run: nothing is under way between them but the norms of the last
+    updates, where a choice of keys reads them."""
+
+    def __init__(self) -> None:
+        self._norms: dict[str, KeyTable] = {}
 
     def prepare(self, parts: RunParts, directory: Path | None) -> RunParts:
         """Leaves the parts as they are: cohorts come from the seed."""
@@ -135,14 +141,20 @@ class Synchronous:
         self, t: int, state: ServerState, clients: Clients, parts: RunParts, execute: Executor
     ) -> tuple[tuple[RowUpdate, ...] | None, RoundRecord]:
         """Runs round t; see `run_round`."""
-        return run_round(t, state, clients, parts, execute)
+        if parts.norms is None:
+            return run_round(t, state, clients, parts, execute)
+        told = replace(parts, norms=self._norms)
+        updates, record = run_round(t, state, clients, told, execute)
+        self._norms = norms_after(self._norms, state.layout, updates or ())
+        return updates, record
 
     def dump(self) -> bytes:
-        """Nothing to store between rounds."""
-        return b""
+        """Returns the norms, if there are any."""
+        return dump_norms(self._norms) if self._norms else b""
 
     def load(self, data: bytes, layout: Layout) -> None:
-        """Nothing to restore."""
+        """Goes on from what `dump` returned."""
+        self._norms = load_norms(data) if data else {}
 
 
 @dataclass
@@ -293,7 +305,7 @@ def start_run(
     """
     kind, directory = kind or _rounds_of(parts), None if directory is None else Path(directory)
     parts = kind.prepare(parts, directory)
-    _check(state, clients, parts)
+    _check(state, clients, parts, kind)
     clients = replace(clients, states=ClientStates(directory and directory / _CLIENTS, -1))
     if directory is None:
         return Run(state, clients, parts, kind)
@@ -328,7 +340,7 @@ def resume_run(
     """
     kind, directory = kind or _rounds_of(parts), Path(directory)
     parts = kind.prepare(parts, directory)
-    _check(state, clients, parts)
+    _check(state, clients, parts, kind)
     described = describe_run(state, clients, parts, kind)
     found = recover(
         directory / _STATE,
@@ -419,8 +431,14 @@ def _merge(
     return [merged[t] for t in sorted(merged)], (note,) if lost else ()
 
 
-def _check(state: ServerState, clients: Clients, parts: RunParts) -> None:
+def _check(state: ServerState, clients: Clients, parts: RunParts, kind: Rounds) -> None:
     parts.check(state.layout)
+    if parts.norms is not None and not isinstance(kind, Synchronous):
+        raise InputError(
+            "these rounds keep no norms of updates, which a choice of keys needs: got "
+            f"{type(kind).__name__} rounds; expected synchronous ones in process; choose keys "
+            "another way"
+        )
     if parts.cohorts.population != clients.count:
         raise InputError(
             f"cohorts are sampled from another population: got {parts.cohorts.population}; "

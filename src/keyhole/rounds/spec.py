@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from keyhole.aggregation.privacy.mechanism import Privacy
     from keyhole.delivery.base import Delivery
     from keyhole.keys.budget import DeviceClass
+    from keyhole.keys.choice import KeyTable
     from keyhole.primitives.layout import Layout
     from keyhole.rounds.account import Account
     from keyhole.rounds.machine import Buffering
@@ -309,6 +310,8 @@ class RunParts:
             numbers: random keys are the same for everybody, "fixed" in section 5.3, while keys that
             only depend on a client's data stay as they are.
         for_devices: what devices are told of the run, as `RunSpec.for_devices` returns it.
+        norms: key space -> norms of the last updates, for choices that read them. Given {},
+            synchronous rounds in process keep them; None keeps none.
         draws: how cohorts come about: from the seed, or from a secret of a run over a service.
 
     Raises:
@@ -331,6 +334,7 @@ class RunParts:
     buffering: Buffering | None = None
     shared_keys: bool = False
     for_devices: Mapping[str, Any] = field(default_factory=dict)
+    norms: Mapping[str, KeyTable] | None = None
     draws: Draws = SIMULATED
 
     def __post_init__(self) -> None:
