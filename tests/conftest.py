@@ -1,6 +1,7 @@
 """Strict settings for every test: no silent promotion in JAX, the same examples on every run,
 children that can be interrupted, and modules and programs of JAX that are compiled once."""
 
+import gc
 import os
 import signal
 import sys
@@ -39,6 +40,7 @@ def pytest_configure(config):
     folder = tempfile.TemporaryDirectory(prefix="keyhole-state-")
     config.add_cleanup(folder.cleanup)
     os.environ["XDG_STATE_HOME"] = folder.name
+    gc.disable()  # what is imported and collected stays: nothing to look for until the tests begin
     settings.load_profile("fast" if config.option.markexpr == "not slow" else "all")
 
 
@@ -78,6 +80,8 @@ def pytest_xdist_make_scheduler(config, log):
 def pytest_collection_finish(session):
     """Keeps what JAX compiles for the rest of this process: most tests of tasks make new functions
     of the same programs. Other processes do not see it, their threads may be other ones."""
+    gc.freeze()
+    gc.enable()
     if "jax" not in sys.modules:
         return
     import jax

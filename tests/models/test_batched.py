@@ -1,5 +1,7 @@
 """Select functions in batches: the plain definition, key by key, whatever psi does."""
 
+from functools import cache
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -44,18 +46,21 @@ def slices_of(source, keys):
     return source.records.decode(source.read(keys))
 
 
+@cache
+def source_named(name):
+    """Made once, when a test first asks: tracing a select function takes a while."""
+    return source_of(SELECTS[name] if name in SELECTS else TRANSFORMED[name])
+
+
 @pytest.mark.parametrize("name", SELECTS)
 @given(keys=key_lists(ROW))
 def test_a_batch_is_the_slice_of_each_key(name, keys):
-    found = slices_of(SOURCES[name], keys.array)
+    found = slices_of(source_named(name), keys.array)
     for place, key in enumerate(keys):
         expected = kh.tree.flatten(SELECTS[name](jnp.asarray(X), key))
         assert found.keys() == expected.keys()
         for path, leaf in expected.items():
             np.testing.assert_allclose(found[path][place], leaf, rtol=1e-6)
-
-
-SOURCES = {name: source_of(psi) for name, psi in SELECTS.items()}
 
 
 TRANSFORMED = {
@@ -67,14 +72,13 @@ TRANSFORMED = {
         "half": HalfPrecision,
     }.items()
 }
-CODED = {name: source_of(psi) for name, psi in TRANSFORMED.items()}
 
 
 @pytest.mark.parametrize("name", TRANSFORMED)
 @given(keys=key_lists(ROW))
 def test_coded_slices_are_those_of_the_transformed_select_function(name, keys):
-    assert CODED[name].records.coding.kind == name[1]
-    found = slices_of(CODED[name], keys.array)["."]
+    assert source_named(name).records.coding.kind == name[1]
+    found = slices_of(source_named(name), keys.array)["."]
     expected = [decode(TRANSFORMED[name](jnp.asarray(X), key)) for key in keys]
     assert_trees_equal(list(found), [np.asarray(e) for e in expected])
 
