@@ -1,14 +1,17 @@
-"""One Ray for all tests of engines: starting it takes longer than most of them. It ends with the
-last of them, since its processes are never quite idle."""
+"""One Ray for all tests of engines, and one engine on it: starting them takes longer than most of
+the tests. They end with the last of these, since Ray's processes are never quite idle."""
 
 import sys
-from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from tests.engines import crowd
+from tests.engines.ray.clusters import OPENED
+
 HERE = Path(__file__).parent
-OPENED = ExitStack()
+ENGINES = {}
 
 
 @pytest.fixture(scope="module")
@@ -20,6 +23,21 @@ def own_ray():
     if ray is None or not ray.is_initialized():  # the first, or a cluster had its place
         ray = OPENED.enter_context(connected(cpus=2))
     return ray
+
+
+@pytest.fixture(scope="module")
+def crowd_on_ray(own_ray, tmp_path_factory):
+    """The crowd on two workers: the `engine`, and the file `broken`, while which is there every
+    client fails."""
+    from keyhole.engines.ray.engine import RayEngine
+
+    if not ENGINES:
+        broken = tmp_path_factory.mktemp("crowd") / "broken"
+        factory = crowd.BreakableCrowd(str(broken))
+        engine = OPENED.enter_context(RayEngine(factory, 2))
+        ENGINES["crowd"] = SimpleNamespace(engine=engine, broken=broken)
+        OPENED.callback(ENGINES.clear)
+    return ENGINES["crowd"]
 
 
 @pytest.hookimpl(trylast=True)

@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -103,11 +104,19 @@ def make_deadly_clients():
     return make_clients(lambda submodel, examples, rng: kill_me())
 
 
-def make_failing_clients():
-    def fail(submodel, examples, rng):
-        raise InputError("it broke: got 1; expected 0; mend it")
+@dataclass(frozen=True)
+class BreakableCrowd:
+    """Makes the clients of `make_clients`, all of which fail while a file is there."""
 
-    return make_clients(fail)
+    mark: str
+
+    def __call__(self):
+        def train_unless_broken(submodel, examples, rng):
+            if Path(self.mark).exists():
+                raise InputError("it broke: got 1; expected 0; mend it")
+            return train(submodel, examples, rng)
+
+        return make_clients(train_unless_broken)
 
 
 def make_nobody():

@@ -74,19 +74,11 @@ def ray_nodes(count):
         yield e
 
 
-@contextmanager
-def ray_alone():
-    from keyhole.engines.ray.engine import RayEngine
-
-    with RayEngine(crowd.make_clients, 2) as engine:
-        yield engine
-
-
 ENGINES = {
     "cores": lambda: nullcontext(Cores(2)),
     "two workers": lambda: Workers(crowd.make_clients, 2),
     "five workers": lambda: Workers(crowd.make_clients, 5),
-    "ray": ray_alone,
+    "ray": None,  # the one that tests share
     "ray with three nodes": lambda: ray_nodes(3),
 }
 SLOW = {"five workers", "ray with three nodes"}
@@ -98,7 +90,8 @@ SLOW = {"five workers", "ray with three nodes"}
 )
 def engine(request):
     if request.param == "ray":
-        request.getfixturevalue("own_ray")
+        yield request.getfixturevalue("crowd_on_ray").engine
+        return
     with ENGINES[request.param]() as engine:
         yield engine
 

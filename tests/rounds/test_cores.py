@@ -15,8 +15,9 @@ from keyhole.rounds.cores import Cores, use_one_thread
 from tests.helpers import LONG, ROOT
 
 RUN = """
-import hashlib, sys
+import hashlib, sys, threading
 from functools import partial
+import jax.numpy as jnp
 import numpy as np
 import keyhole as kh
 from keyhole import tree
@@ -27,11 +28,11 @@ from keyhole.server.state import ServerState
 from keyhole.models.client_update import ClientUpdate
 from keyhole.rounds.clients import Clients
 from keyhole.sampling import Cohorts
-from keyhole.rounds.cores import Cores, use_one_thread
+from keyhole.rounds.cores import Cores, map_on_cores, use_one_thread
 from keyhole.models.local_training import LocalSgd
 from keyhole.rounds.loop import start_run
 from keyhole.rounds.spec import RunParts
-from keyhole.rounds.workers import Workers
+from keyhole.rounds.workers import Workers, count_cores
 
 def data(client, *pixels):
     rng = np.random.default_rng(client)
@@ -50,6 +51,11 @@ def population(name):
     update = LocalSgd(model, ClientUpdate(0.1, batch_size=20))
     return Clients(7, lambda client: data(client, *pixels), choose, update)
 
+def backend(together):
+    together.wait(600)
+    (device,) = jnp.zeros(1).devices()
+    return device.client
+
 def train(name, execute):
     model, m, _ = MODELS[name]
     (space,) = model.layout.spaces
@@ -66,9 +72,13 @@ if __name__ == "__main__":
     for name in sys.argv[2].split(","):
         for cores in map(int, sys.argv[1].split(",")):
             train(name, Cores(cores))
-        if "workers" in sys.argv:
-            with Workers(partial(population, name), 2) as workers:
+        for count in sys.argv[3:]:
+            with Workers(partial(population, name), int(count)) as workers:
                 train(name, workers)
+    cores = count_cores()
+    together = threading.Barrier(cores)
+    backends = map_on_cores(backend, [together] * cores, cores)
+    print(cores, len(set(map(id, backends))))
 """
 
 
@@ -82,55 +92,34 @@ def run(folder, *args, pin=()):
         env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
         timeout=600,
     )
-    return done.stdout.splitlines()
+    *trained, backends = done.stdout.splitlines()
+    return trained, backends
 
 
-def test_threads_and_processes_train_the_same_bytes(tmp_path):
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory):
+    """By a process that trains on one core, on two, and in a worker."""
+    return run(tmp_path_factory.mktemp("cores"), "1,2", "2nn", "1")
+
+
+def test_threads_and_processes_train_the_same_bytes(printed):
     """Products of this size are summed in another order where XLA has more threads for them."""
-    lines = run(tmp_path, "1,2", "2nn", "workers")
-    assert len(lines) == 3
-    assert len(set(lines)) == 1
+    assert len(printed[0]) == 3
+    assert len(set(printed[0])) == 1
+
+
+def test_every_core_computes_with_a_backend_of_its_own(printed):
+    cores, backends = printed[1].split()
+    assert cores == backends
 
 
 @pytest.mark.slow
 def test_any_number_of_cores_trains_the_same_bytes(tmp_path):
-    found = [run(tmp_path, cores, "2nn,cnn") for cores in ("1", "2", "5")]
-    found.append(run(tmp_path, "2", "2nn,cnn", pin=("taskset", "-c", "0")))
+    found = [run(tmp_path, cores, "2nn,cnn")[0] for cores in ("1", "2", "5")]
+    found.append(run(tmp_path, "2", "2nn,cnn", pin=("taskset", "-c", "0"))[0])
     assert found == [found[0]] * 4
-    assert run(tmp_path, "2", "2nn,cnn", "workers")[1::2] == found[0]
+    assert run(tmp_path, "2", "2nn,cnn", "2")[0][1::2] == found[0]
     assert len(found[0]) == 2
-
-
-BACKENDS = """
-import threading
-import jax, jax.numpy as jnp
-from keyhole.rounds.cores import map_on_cores, use_one_thread
-from keyhole.rounds.workers import count_cores
-
-use_one_thread()
-together = threading.Barrier(count_cores())
-
-def backend(_):
-    together.wait(60)
-    (device,) = jnp.zeros(1).devices()
-    return device.client
-
-clients = map_on_cores(backend, range(count_cores()), count_cores())
-print(count_cores(), len(set(map(id, clients))))
-"""
-
-
-def test_every_core_computes_with_a_backend_of_its_own(tmp_path):
-    (tmp_path / "run.py").write_text(BACKENDS)
-    done = subprocess.run(
-        [sys.executable, tmp_path / "run.py"],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    cores, backends = done.stdout.split()
-    assert cores == backends, done.stderr
 
 
 def jobs(count):

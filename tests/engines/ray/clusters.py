@@ -2,9 +2,11 @@
 
 import os
 import warnings
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from keyhole.engines.ray.crew import find_ray
+
+OPENED = ExitStack()  # the Ray that tests of this process share, and what runs on it
 
 
 @contextmanager
@@ -15,8 +17,7 @@ def cluster_of(nodes, first_cpus=1):
     ray = find_ray()
     from ray.cluster_utils import Cluster
 
-    if ray.is_initialized():  # the session's own: its tests are over, or start it again
-        ray.shutdown()
+    OPENED.close()  # the tests of the shared Ray are over, or start it again
     cluster = Cluster()
     try:
         with warnings.catch_warnings():  # as the engine does where it starts Ray

@@ -43,9 +43,8 @@ def alone():
 
 
 @pytest.fixture(scope="module")
-def engine(own_ray):
-    with RayEngine(crowd.make_clients, 2) as engine:
-        yield engine
+def engine(crowd_on_ray):
+    return crowd_on_ray.engine
 
 
 def in_time(do, seconds):
@@ -123,12 +122,15 @@ def test_killed_workers_are_replaced_and_the_record_says_so(engine, alone):
     assert len(engine.pids) == 2
 
 
-def test_an_error_of_a_client_arrives_as_it_was(own_ray):
-    with RayEngine(crowd.make_failing_clients, 2) as engine:
-        for _ in range(2):
-            with pytest.raises(InputError, match="it broke"):
-                train(engine)
-        assert len(engine.pids) == 2
+def test_an_error_of_a_client_arrives_as_it_was_and_the_workers_live_on(crowd_on_ray, alone):
+    engine, pids = crowd_on_ray.engine, crowd_on_ray.engine.pids
+    crowd_on_ray.broken.touch()
+    for _ in range(2):
+        with pytest.raises(InputError, match="it broke"):
+            train(engine)
+    crowd_on_ray.broken.unlink()
+    assert train(engine) == alone
+    assert engine.pids == pids
 
 
 @SLOW
@@ -142,7 +144,7 @@ def test_work_that_kills_every_worker_is_named_by_count(own_ray):
 
 def test_a_population_that_cannot_be_built_says_why(own_ray):
     with pytest.raises(InputError, match="there are no clients"):
-        RayEngine(crowd.make_nobody, 2)
+        RayEngine(crowd.make_nobody, 1)
 
 
 @SLOW

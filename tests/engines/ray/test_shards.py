@@ -1,5 +1,7 @@
 """Sharded tables: the bytes of one process for any number of shards, at the cost of the rows."""
 
+from copy import copy
+
 import numpy as np
 import pytest
 
@@ -98,10 +100,11 @@ def test_keys_outside_the_table_are_refused_by_count(three):
 
 
 @pytest.fixture(scope="module")
-def narrow(own_ray):
-    """Shards that rows reach and leave 256 bytes at a time: 21 rows of the table, or fewer."""
-    with Shards(3, max_bytes=256) as shards:
-        yield shards
+def narrow(three):
+    """The same, but rows reach and leave them 256 bytes at a time: 21 of the table, or fewer."""
+    shards = copy(three)
+    shards._max_bytes = 256
+    return shards
 
 
 @GRID

@@ -13,6 +13,7 @@ ended and counts as lost.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -105,6 +106,8 @@ def _start(ray: Any, address: str | None, cpus: int | None) -> None:
     with _signals_kept(), warnings.catch_warnings():
         # JAX warns of forks where it has started; Ray forks to start its own programs alone.
         warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
+        # A start that took too long leaves its programs to Ray's exit, and forgets them.
+        warnings.filterwarnings("ignore", r"subprocess \d+ is still running", ResourceWarning)
         for left in reversed(range(_STARTS if address is None else 1)):
             try:
                 if address is None:
@@ -117,6 +120,7 @@ def _start(ray: Any, address: str | None, cpus: int | None) -> None:
                     ray.shutdown()
                 if not left or "timed out" not in str(error):
                     raise _no_answer(address or "this machine", error) from error
+            gc.collect()
 
 
 def _knock(address: str) -> None:
