@@ -11,6 +11,8 @@ What of a module travels:
   they travel down with their slices, and their update is zero.
 - integer buffers (`num_batches_tracked`), and those that are not in the state dict: never. Each
   client starts with those that `make_net` made.
+
+A module with a method `set_keys(keys)` is told which keys its rows stand for, by key space.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from keyhole.models.client_update import Batch, ClientUpdate, Trainer
 from keyhole.models.torch_training import GENERATOR, Net, Nets, TorchTrainer, as_tensors, torch_lib
 from keyhole.parts import near_miss
 from keyhole.primitives.coding import count_slots
-from keyhole.primitives.layout import Cut, Layout
+from keyhole.primitives.layout import Cut, KeysBySpace, Layout
 
 MakeOptimizer: TypeAlias = Callable[[list[tuple[str, Any]], float], Any]
 """`(named trainable parameters, client_lr) -> torch.optim.Optimizer`, once for each client."""
@@ -102,6 +104,7 @@ class TorchModel:
         sizes = count_slots(self.layout, params)
         net = self._for_prediction.take(sizes)
         try:
+            self.tell_keys(net.module, sizes)
             net.module.train(False)
             for name, tensor in net.travelling.items():
                 tensor.data = _shared(torch, params[name]).to(tensor.dtype)
@@ -116,11 +119,38 @@ class TorchModel:
             )
         return np.asarray(outputs.float() if outputs.is_floating_point() else outputs)
 
-    def module(self, params: Tree) -> Any:
-        """Returns a new module with these parameters, and all that does not travel."""
-        net = self.make(count_slots(self.layout, params))
+    def module(self, params: Tree, keys: KeysBySpace | None = None) -> Any:
+        """Returns a new module with these parameters, and all that does not travel.
+
+        Args:
+            keys: that the parameters were selected with; a module with `set_keys` needs them.
+        """
+        sizes = count_slots(self.layout, params)
+        net = self.make(sizes)
+        self.tell_keys(net.module, sizes, keys)
         net.load(params)
         return net.module.train(False)
+
+    def tell_keys(
+        self, module: Any, sizes: Mapping[str, int], keys: KeysBySpace | None = None
+    ) -> None:
+        """Tells a module that asks for it, by a method `set_keys`, which keys its rows stand for.
+
+        Raises:
+            InputError: it is not the whole module, and its keys are not known.
+        """
+        if not hasattr(module, "set_keys"):
+            return
+        if keys is None:
+            if sizes != self._whole:
+                raise InputError(
+                    "the module must be told its keys: got none beside "
+                    f"{', '.join(f'{count} of {name!r}' for name, count in sizes.items())}; "
+                    "expected the keys that its slices were selected with; train with "
+                    "trainer.for_keys(keys), or pass keys="
+                )
+            keys = {space.name: space.all_keys() for space in self.layout.spaces}
+        module.set_keys({name: z.array for name, z in keys.items()})
 
     def trainer(
         self, settings: ClientUpdate, slots: Mapping[str, Sequence[int]] | None = None, /

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from threading import Condition
 from types import ModuleType
 from typing import Any, Protocol
@@ -20,12 +21,13 @@ from keyhole.errors import InputError
 from keyhole.models.client_update import (
     Batch,
     ClientUpdate,
+    Trainer,
     count_examples,
     draw_batches,
     draw_examples,
 )
 from keyhole.primitives.coding import count_slots
-from keyhole.primitives.layout import Layout
+from keyhole.primitives.layout import KeysBySpace, Layout
 
 _SHAPES = 32  # numbers of keys whose modules are kept
 
@@ -246,9 +248,27 @@ class TrainableNet(Protocol):
         """Returns a module for some number of keys."""
         ...
 
+    def tell_keys(self, module: Any, sizes: Mapping[str, int], keys: KeysBySpace | None, /) -> None:
+        """Tells a module that asks for it which keys its rows stand for."""
+        ...
+
     def outputs(self, module: Any, batch: Mapping[str, Any], /) -> Any:
         """Returns what the module makes of a batch."""
         ...
+
+
+class KnowsKeys(Protocol):
+    """What a client knows when it trains, as far as it matters here."""
+
+    @property
+    def keys(self) -> KeysBySpace:
+        """Those that its slices hold."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class _OfKeys:
+    keys: KeysBySpace
 
 
 @dataclass(frozen=True, eq=False)
@@ -279,8 +299,23 @@ class TorchTrainer:
     def __reduce__(self) -> tuple[Any, ...]:
         return TorchTrainer, (self.model, self.settings)
 
-    def __call__(self, slices: Tree, data: Batch, rng: np.random.Generator, /) -> Tree:
-        """Trains one client; returns start minus end, shaped as `slices`."""
+    def for_keys(self, keys: KeysBySpace) -> Trainer:
+        """Returns what trains a client that selected `keys`."""
+        return partial(self, context=_OfKeys(keys))
+
+    def __call__(
+        self,
+        slices: Tree,
+        data: Batch,
+        rng: np.random.Generator,
+        /,
+        context: KnowsKeys | None = None,
+    ) -> Tree:
+        """Trains one client; returns start minus end, shaped as `slices`.
+
+        Args:
+            context: knows the client's keys, which a module with `set_keys` is told.
+        """
         data = draw_examples(self.settings, data, rng)
         count = count_examples(data)
         order = draw_batches(self.settings, count, rng).reshape(self.settings.epochs, -1)
@@ -289,6 +324,7 @@ class TorchTrainer:
         sizes = count_slots(self.model.layout, slices)
         net = self._nets.take(sizes)
         try:
+            self.model.tell_keys(net.module, sizes, None if context is None else context.keys)
             self._train(net, slices, columns, order[:, :count], seed)
             return net.update(slices)
         finally:
