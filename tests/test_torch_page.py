@@ -1,4 +1,4 @@
-"""docs/torch.md: its code runs and prints what it says."""
+"""docs/torch.md and docs/llm.md: their code runs and prints what they say."""
 
 import re
 
@@ -6,14 +6,26 @@ import pytest
 
 from tests.helpers import ROOT
 
-PAGE = (ROOT / "docs" / "torch.md").read_text()
 
-
-def test_the_page_runs_and_prints_what_it_says(capsys):
-    pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch==2.13.0")
+def run_page(name, capsys):
+    page = (ROOT / "docs" / name).read_text()
     scope = {}
-    for code in re.findall(r"```python\n(.*?)```", PAGE, re.S):
-        exec(compile(code, "torch.md", "exec"), scope)
-    expected = re.findall(r"# prints (.*)", PAGE)
+    for code in re.findall(r"```python\n(.*?)```", page, re.S):
+        exec(compile(code, name, "exec"), scope)
+    expected = re.findall(r"# prints (.*)", page)
     assert capsys.readouterr().out.splitlines() == expected
-    assert len(expected) == 3
+    return len(expected)
+
+
+def test_the_page_on_modules_runs_and_prints_what_it_says(capsys):
+    pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch==2.13.0")
+    assert run_page("torch.md", capsys) == 3
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+def test_the_page_on_language_models_runs_and_prints_what_it_says(capsys, tmp_path, monkeypatch):
+    for name in ("torch", "transformers", "peft", "safetensors"):
+        pytest.importorskip(name, reason="needs torch==2.13.0 and the extra llm")
+    monkeypatch.chdir(tmp_path)
+    assert run_page("llm.md", capsys) == 9
+    assert (tmp_path / "adapter" / "adapter_config.json").is_file()

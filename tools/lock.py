@@ -134,11 +134,15 @@ def resolve(tree: Path, *, upgrade: bool) -> list[Locked]:
         pins = Path(name) / "all.txt"
         if old.is_file() and not upgrade:  # these versions are kept where they still fit
             pins.write_text(old.read_text())
+        left = Path(name) / "left.txt"  # what others ask for and is not locked is needed nowhere
+        left.write_text("".join(f"{one}\n" for one in UNLOCKED))
+        without = "--excludes", str(left)
         everything = [one for asked in groups.values() for one in asked]
         hashed = "--output-file", str(pins), "--generate-hashes", "--annotation-style=line"
-        _compile(everything, index, *hashed)
+        _compile(everything, index, *hashed, *without)
         text = pins.read_text()
-        found = {name: _compile(groups[name], index, "-c", str(pins)) for name in groups}
+        limits = "-c", str(pins), *without
+        found = {name: _compile(groups[name], index, *limits) for name in groups}
     needed = {name: set(re.findall(r"(?m)^([a-z0-9._-]+)==", found[name])) for name in groups}
     direct = {name_of(one) for one in everything}
     return [_locked(entry, needed, direct) for entry in re.split(r"(?m)^(?=[a-z0-9])", text)[1:]]

@@ -9,7 +9,7 @@ import pytest
 
 from tests.helpers import ROOT, load_example
 
-TORCH = {"recommender.py"}  # run below, at a small size
+TORCH = {"llm_lora_experts.py", "recommender.py"}  # run below, at a small size
 EXAMPLES = [p for p in sorted((ROOT / "examples").glob("*.py")) if p.name not in TORCH]
 SLOW = {"private_fetch.py", "ray_cohort.py", "serve_and_train.py"}  # start processes or compile
 
@@ -86,17 +86,31 @@ def test_the_recommender_takes_at_most_35_lines():
     assert len([line for line in code if line.strip() and not line.strip().startswith("#")]) <= 35
 
 
-def test_the_recommender_learns_with_few_items_and_draws_a_figure(tmp_path):
-    pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch==2.13.0")
-    pytest.importorskip("pandas", reason="pandas is not installed: pip install 'keyhole[data]'")
-    done = subprocess.run(
-        [sys.executable, ROOT / "examples" / "recommender.py", "--small"],
+def run_small(name, folder):
+    return subprocess.run(
+        [sys.executable, "-W", "ignore::FutureWarning", ROOT / "examples" / name, "--small"],
         capture_output=True,
         text=True,
         timeout=600,
         check=False,
-        cwd=tmp_path,
+        cwd=folder,
     )
+
+
+def test_parts_of_a_language_model_take_fewer_bytes_and_are_kept_for_peft(tmp_path):
+    for name in ("torch", "transformers", "peft"):
+        pytest.importorskip(name, reason="needs torch==2.13.0 and the extra llm")
+    done = run_small("llm_lora_experts.py", tmp_path)  # peft reads what transformers deprecates
+    assert (done.returncode, done.stderr) == (0, "")
+    down = [int(n.replace(",", "")) for n in re.findall(r": ([\d,]+) bytes down", done.stdout)]
+    assert down == [403_456, 201_728, 100_864]
+    assert (tmp_path / "llm_lora_experts" / "adapter_model.safetensors").is_file()
+
+
+def test_the_recommender_learns_with_few_items_and_draws_a_figure(tmp_path):
+    pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch==2.13.0")
+    pytest.importorskip("pandas", reason="pandas is not installed: pip install 'keyhole[data]'")
+    done = run_small("recommender.py", tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     found = re.findall(r"^(\w+) items: auc (0\.\d+), ([\d.]+) kB", done.stdout, re.M)
     (few, few_auc, few_kb), (every, _, all_kb) = found

@@ -369,10 +369,12 @@ def cut_module_of(model: TorchModel) -> CutModule:
 
 
 def digest_of_tensors(tensors: Mapping[str, Any]) -> str:
-    """Returns a digest of names, types, shapes and values."""
+    """Returns a digest of names, types, shapes and values; a tensor of `meta` has none."""
     torch, total = torch_lib(), sha256()
     for name, tensor in sorted(tensors.items()):
+        total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        if tensor.is_meta:
+            continue
         held = tensor.detach().cpu().contiguous()
-        total.update(f"{name} {held.dtype} {tuple(held.shape)}\n".encode())
         total.update(memoryview(held.reshape(-1).view(torch.uint8).numpy()))
     return total.hexdigest()
