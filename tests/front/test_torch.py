@@ -6,6 +6,7 @@ import os
 import pickle
 import signal
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -325,6 +326,20 @@ def test_one_thread_and_two_give_the_same_bytes(net):
     torch.rand(3)
     assert same_bytes(one, train_with(2, net))
     assert same_bytes(one, train_with(2, net, stochastic=True))
+
+
+def test_clients_train_in_parallel_unless_told_otherwise():
+    threads = set()
+
+    def forward(net, batch):
+        if net.training:
+            threads.add(threading.current_thread())
+        return net(batch)
+
+    ours = kh.train(make_task(make_model(forward=forward)), rounds=1, m=6, **SETTINGS)
+    assert threads
+    assert threading.main_thread() not in threads
+    assert same_bytes(ours.model(), kh.train(make_task(), rounds=1, m=6, **SETTINGS).model())
 
 
 def test_dropout_draws_anew_for_each_client():

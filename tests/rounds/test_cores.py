@@ -77,7 +77,7 @@ if __name__ == "__main__":
                 train(name, workers)
     cores = count_cores()
     together = threading.Barrier(cores)
-    backends = map_on_cores(backend, [together] * cores, cores)
+    backends = list(map_on_cores(backend, [together] * cores, cores))
     print(cores, len(set(map(id, backends))))
 """
 
@@ -149,8 +149,23 @@ def test_clients_train_at_the_same_time():
     assert updates(clients(train), jobs(2)) == [0, 1]
 
 
+def test_few_sub_models_are_held_at_a_time():
+    taken = []
+
+    class Counted(list):
+        def __iter__(self):
+            for job in super().__iter__():
+                taken.append(job)
+                yield job
+
+    reports = Cores(2)(clients(lambda slices, data, rng: slices), Counted(jobs(20)))
+    ahead = [len(taken) - brought for brought, _ in enumerate(reports)]
+    assert max(ahead) == 2 * 2
+    assert len(ahead) == 20
+
+
 def test_no_jobs_have_no_updates():
-    assert Cores(1)(clients(None), []) == []
+    assert list(Cores(1)(clients(None), [])) == []
 
 
 def test_the_error_of_a_client_is_raised():
@@ -158,7 +173,7 @@ def test_the_error_of_a_client_is_raised():
         raise InputError("broken: got 1; expected 2; mend it")
 
     with pytest.raises(InputError, match="broken"):
-        Cores(2)(clients(train), jobs(1))
+        list(Cores(2)(clients(train), jobs(1)))
 
 
 def test_a_jax_that_has_started_otherwise_is_told_of(monkeypatch):

@@ -19,6 +19,7 @@ from keyhole.experiments.statistics import Spread, spread_of
 from keyhole.experiments.trial import Result
 from keyhole.front.task import Metric, measure
 from keyhole.parts import near_miss
+from keyhole.rounds.cores import Cores
 from keyhole.rounds.loop import Run, stop_on_signals
 from keyhole.rounds.record import RoundRecord, read_records
 from keyhole.rounds.spec import RunSpec
@@ -302,7 +303,14 @@ def run_trial(
         shown(trial, record)
 
     with stop_on_signals() as stop:
-        result = experiment.run(trial, directory, stop=stop, on_round=note, on_end=ended.append)
+        result = experiment.run(
+            trial,
+            directory,
+            execute=experiment.engine or Cores(),
+            stop=stop,
+            on_round=note,
+            on_end=ended.append,
+        )
     if stop.is_set() and result is None:
         raise KeyboardInterrupt
     asked = experiment.describe(trial)

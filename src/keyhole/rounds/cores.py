@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, TypeVar
@@ -63,8 +65,12 @@ def _register_cores() -> None:
         jax.config.update("jax_platforms", ",".join([platforms, *names]))
 
 
-def map_on_cores(work: Callable[[_In], _Out], items: Iterable[_In], count: int) -> list[_Out]:
-    """Returns `work` of each item, in order, from `count` threads with a core of JAX each."""
+def map_on_cores(work: Callable[[_In], _Out], items: Iterable[_In], count: int) -> Iterator[_Out]:
+    """Yields `work` of each item, in order, from `count` threads with a core of JAX each.
+
+    Items are taken as threads get free: no more than twice as many as threads are held at a time,
+    with what was made of them.
+    """
     cores: SimpleQueue[Any] = SimpleQueue()
     for device in _devices(count):
         cores.put(device)
@@ -77,8 +83,16 @@ def map_on_cores(work: Callable[[_In], _Out], items: Iterable[_In], count: int) 
         finally:
             cores.put(core)
 
+    left, waiting = iter(items), deque[Future[_Out]]()
     with ThreadPoolExecutor(count) as pool:
-        return list(pool.map(on_a_core, items))
+        try:
+            waiting.extend(pool.submit(on_a_core, item) for item in islice(left, 2 * count))
+            while waiting:
+                yield waiting.popleft().result()
+                waiting.extend(pool.submit(on_a_core, item) for item in islice(left, 1))
+        finally:
+            for each in waiting:
+                each.cancel()
 
 
 def _devices(count: int) -> list[Any]:
@@ -115,7 +129,7 @@ class Cores:
                 f"number of cores is out of range: got {self.count}; expected 1 or more; pass 1"
             )
 
-    def __call__(self, clients: Clients, jobs: Sequence[ClientJob]) -> list[Report]:
-        """Returns reports in the order of the jobs; raises what the first client that failed has
+    def __call__(self, clients: Clients, jobs: Sequence[ClientJob]) -> Iterator[Report]:
+        """Yields reports in the order of the jobs; raises what the first client that failed has
         raised."""
         return map_on_cores(lambda job: job.run(clients), jobs, self.count)

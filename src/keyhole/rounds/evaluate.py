@@ -100,7 +100,7 @@ def predictor(
             return np.asarray(compiled(on_core, _rows(examples, start, batch_size)))
 
         starts = range(0, count, batch_size)
-        return np.concatenate(map_on_cores(outputs, starts, count_cores()))[:count]
+        return np.concatenate([*map_on_cores(outputs, starts, count_cores())])[:count]
 
     return predict
 
