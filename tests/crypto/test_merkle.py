@@ -1,5 +1,9 @@
 """A Merkle tree: proofs, paths and updates agree with the definition, and nothing else passes."""
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -124,6 +128,25 @@ def test_lanes_hash_what_the_library_hashes(length):
     out = np.empty((len(rows), 8), np.uint32)
     merkle_loops.hash_lanes(rows, np.frombuffer(key, np.uint32), out)
     np.testing.assert_array_equal(out.view(np.uint8), hash_one_by_one(rows, key))
+
+
+@pytest.mark.slow
+def test_processors_without_avx512_hash_the_same(tmp_path):
+    """Eight lanes in place of sixteen, compiled in a process of their own."""
+    program = (
+        "import llvmlite.binding as b; real = b.get_host_cpu_features()\n"
+        "old = type(real)({k: v and '512' not in k for k, v in real.items()})\n"
+        "b.get_host_cpu_features = lambda: old\n"
+        "import numpy as np; from keyhole.crypto import merkle, merkle_loops as loops\n"
+        "assert loops._LANES == 8\n"
+        "for n in (0, 5, 64, 1025, 2000):\n"
+        "    rows = np.random.default_rng(n).integers(0, 256, (37, n), np.uint8)\n"
+        "    out = np.empty((37, 8), np.uint32)\n"
+        "    loops.hash_lanes(rows, np.zeros(8, np.uint32), out)\n"
+        "    assert (out.view(np.uint8) == merkle.hash_one_by_one(rows, bytes(32))).all()\n"
+    )
+    own = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", program], check=True, env=own)
 
 
 def test_texts_that_are_no_rows_are_refused():

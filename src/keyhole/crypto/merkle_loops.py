@@ -6,10 +6,11 @@ of each (O'Connor, Aumasson, Neves and Wilcox-O'Hearn, "BLAKE3", 2020; its secti
 
 What hashes chunks is compiled, and hashes their parents, too; the tree is plain Python. The state
 of eight texts is sixteen vectors, which fill the registers of AVX2 and do not leave them within a
-block: from loops over arrays the compiler makes half of that speed, so the seven rounds are written
-out in its own language. Other words are copied one by one: where a slice of an array is assigned to
-another, numba compiles the message of an error, which takes longer than all that is here. Numbers
-are little-endian.
+block; with AVX-512 it is that of sixteen texts. From loops over arrays the compiler makes half of
+that speed, so the seven rounds are written out in its own language. Texts are read where they
+stand, at any address; the end of one that fills no block is put into a room of its own. Other words
+are copied one by one: where a slice of an array is assigned to another, numba compiles the message
+of an error, which takes longer than all that is here. Numbers are little-endian.
 """
 
 from __future__ import annotations
@@ -19,14 +20,16 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped]
+from llvmlite.binding import get_host_cpu_features  # type: ignore[import-untyped]
 from numba import njit, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 Words = NDArray[np.uint32]
+Bytes = NDArray[np.uint8]
 Numbers = NDArray[np.int64]
 
-_LANES = 8
+_LANES = 16 if get_host_cpu_features().get("avx512f") else 8
 _BATCH = 1 << 14  # rows; what Python does for them takes no time beside hashing them
 _BLOCK, _CHUNK = 64, 1024  # bytes
 _START, _END, _PARENT, _ROOT, _KEYED = 1, 2, 4, 8, 16  # flags of a block
@@ -58,7 +61,7 @@ def _shuffle(builder: Any, left: Any, right: Any, lanes: Sequence[int]) -> Any:
 
 def _load(builder: Any, address: Any, offset: int) -> Any:
     at = builder.inttoptr(builder.add(address, _NUMBER(offset)), _VECTOR.as_pointer())
-    return builder.load(at, align=4)
+    return builder.load(at, align=1)
 
 
 def _rotate(builder: Any, value: Any, bits: int) -> Any:
@@ -80,31 +83,39 @@ def _mix(builder: Any, v: list[Any], step: Sequence[int], x: Any, y: Any) -> Non
 
 
 def _transpose(builder: Any, rows: list[Any]) -> list[Any]:
-    """Turns eight words of each of eight texts into a vector for each word."""
-    stages = (
-        ([0, 8, 1, 9, 4, 12, 5, 13], [2, 10, 3, 11, 6, 14, 7, 15], 1),
-        ([0, 1, 8, 9, 4, 5, 12, 13], [2, 3, 10, 11, 6, 7, 14, 15], 2),
-        ([0, 1, 2, 3, 8, 9, 10, 11], [4, 5, 6, 7, 12, 13, 14, 15], 4),
-    )
-    for low, high, apart in stages:
-        pairs = [(i, i + apart) for i in range(_LANES) if not i & apart]
-        for i, j in pairs:
-            left, right = rows[i], rows[j]
-            rows[i] = _shuffle(builder, left, right, low)
-            rows[j] = _shuffle(builder, left, right, high)
-    return [rows[i] for i in (0, 2, 1, 3, 4, 6, 5, 7)]
+    """Turns as many words of each text as there are lanes into a vector for each word: first in
+    blocks of four lanes, then blocks among each other. Processors have an instruction for each."""
+    blocks = [range(at, at + 4) for at in range(0, 2 * _LANES, 4)]  # of two vectors side by side
+    own, other = blocks[: _LANES // 4], blocks[_LANES // 4 :]
+    pairs = list(zip(own, other, strict=True))
+    stages = [
+        [[lane for a, b in pairs for lane in (a[i], b[i], a[i + 1], b[i + 1])] for i in (0, 2)],
+        [[lane for a, b in pairs for lane in (a[i], a[i + 1], b[i], b[i + 1])] for i in (0, 2)],
+    ]
+    among = [[lane for block in own[i::2] + other[i::2] for lane in block] for i in (0, 1)]
+    stages += [among] * (_LANES.bit_length() - 3)
+    held = [[(row, word) for word in range(_LANES)] for row in range(_LANES)]
+    for height, (low, high) in enumerate(stages):
+        for i in range(_LANES):
+            if not i & (1 << height):
+                j = i + (1 << height)
+                left, right, both = rows[i], rows[j], held[i] + held[j]
+                rows[i] = _shuffle(builder, left, right, low)
+                rows[j] = _shuffle(builder, left, right, high)
+                held[i], held[j] = ([both[lane] for lane in lanes] for lanes in (low, high))
+    return [rows[i] for i in sorted(range(_LANES), key=lambda i: held[i][0][1])]
 
 
 def _type_compress(
     _: Any, h: Any, block: Any, stride: Any, counter: Any, length: Any, flags: Any
 ) -> Any:
-    """Takes a block of each of eight texts, which lie `stride` bytes apart, into `h`, their
+    """Takes a block of each text of a group, which lie `stride` bytes apart, into `h`, their
     chaining values; `h` and `block` are addresses."""
 
     def emit(context: Any, builder: Any, _: Any, args: Any) -> Any:
         h, block, stride, counter, length, flags = args
         m = _words(builder, block, stride)
-        v = [_load(builder, h, 32 * i) for i in range(8)]
+        v = [_load(builder, h, 4 * _LANES * i) for i in range(8)]
         v += [ir.Constant(_VECTOR, [word] * _LANES) for word in _IV]
         high = builder.lshr(counter, _NUMBER(32))
         v += [_splat(builder, number) for number in (counter, high, length, flags)]
@@ -114,7 +125,8 @@ def _type_compress(
                 _mix(builder, v, step, m[words[2 * i]], m[words[2 * i + 1]])
             words = [words[i] for i in _PERMUTATION]
         for i in range(8):
-            pointer = builder.inttoptr(builder.add(h, _NUMBER(32 * i)), _VECTOR.as_pointer())
+            place = builder.add(h, _NUMBER(4 * _LANES * i))
+            pointer = builder.inttoptr(place, _VECTOR.as_pointer())
             builder.store(builder.xor(v[i], v[i + 8]), pointer, align=4)
         return context.get_dummy_value()
 
@@ -127,40 +139,60 @@ _compress: Any = intrinsic(_type_compress)
 def _words(builder: Any, block: Any, stride: Any) -> list[Any]:
     """The sixteen words of a block of each text."""
     at = [builder.add(block, builder.mul(stride, _NUMBER(i))) for i in range(_LANES)]
-    halves = [[_load(builder, row, offset) for row in at] for offset in (0, 32)]
-    return [word for half in halves for word in _transpose(builder, half)]
+    _fetch_ahead(builder, at, stride)
+    parts = [[_load(builder, row, offset) for row in at] for offset in range(0, _BLOCK, 4 * _LANES)]
+    return [word for part in parts for word in _transpose(builder, part)]
+
+
+def _fetch_ahead(builder: Any, at: list[Any], stride: Any) -> None:
+    """Asks the memory for the same block of the next group. Beyond the last one, nobody waits."""
+    byte = ir.IntType(8).as_pointer()
+    kind = ir.FunctionType(ir.VoidType(), [byte, _WORD, _WORD, _WORD])
+    prefetch = builder.module.declare_intrinsic("llvm.prefetch", (byte,), kind)
+    ahead = builder.mul(stride, _NUMBER(_LANES))
+    for row in at:
+        place = builder.inttoptr(builder.add(row, ahead), byte)
+        builder.call(prefetch, [place, _WORD(0), _WORD(3), _WORD(1)])  # to read, soon, data
 
 
 @njit(cache=True, nogil=True)
 def _compress_rows(
-    words: Words, length: int, key: Words, first: int, last: int, h: Words, out: Words
+    rows: Bytes, key: Words, first: int, last: int, h: Words, room: Bytes, out: Words
 ) -> None:
     """Writes the chaining value of each chunk of each row to `out`, (m, chunks, 8).
 
     Args:
-        words: (m, n), whole blocks; m is 8 or more.
-        length: bytes of a row; zeros are behind them.
+        rows: (m, n); m is that of lanes or more.
         first: flags of the first block of a chunk.
         last: those of its last block.
         h: (8, lanes), room.
+        room: (lanes, 64), for the ends of rows.
     """
-    stride = 4 * words.shape[1]
-    for group in range(0, len(words), _LANES):
-        row = min(group, len(words) - _LANES)  # the last ones may be done twice
+    stride = rows.shape[1]
+    rest = stride - stride % _BLOCK
+    for group in range(0, len(rows), _LANES):
+        row = min(group, len(rows) - _LANES)  # the last ones may be done twice
+        for lane in range(_LANES):
+            for i in range(stride - rest):  # zeros are behind it
+                room[lane, i] = rows[row + lane, rest + i]
         for chunk in range(out.shape[1]):
             for i in range(8):
                 for lane in range(_LANES):
                     h[i, lane] = key[i]
             start = chunk * _CHUNK
-            stop = min(start + _CHUNK, length)
+            stop = min(start + _CHUNK, stride)
             for at in range(start, max(stop, start + 1), _BLOCK):
                 flags = _KEYED
                 if at == start:
                     flags |= first
                 if at + _BLOCK >= stop:
                     flags |= last
-                block = words.ctypes.data + row * stride + at
-                _compress(h.ctypes.data, block, stride, chunk, min(_BLOCK, stop - at), flags)
+                if at < rest:
+                    block = rows.ctypes.data + row * stride + at
+                    _compress(h.ctypes.data, block, stride, chunk, _BLOCK, flags)
+                else:
+                    block = room.ctypes.data
+                    _compress(h.ctypes.data, block, _BLOCK, chunk, stop - at, flags)
             for lane in range(_LANES):
                 for i in range(8):
                     out[row + lane, chunk, i] = h[i, lane]
@@ -179,37 +211,27 @@ def hash_lanes(rows: NDArray[np.uint8], key: Words, out: Words) -> None:
 
 def _hash_batch(rows: NDArray[np.uint8], key: Words) -> Words:
     """Joins chunks two by two, level by level; the last one of an odd number waits for its turn."""
-    h, count = np.zeros((8, _LANES), np.uint32), len(rows)
+    h, room = np.zeros((8, _LANES), np.uint32), np.zeros((_LANES, _BLOCK), np.uint8)
+    count = len(rows)
     if count < _LANES:
         rows = np.concatenate([rows, np.zeros((_LANES - count, rows.shape[1]), np.uint8)])
     chunks = max(1, -(-rows.shape[1] // _CHUNK))
     values = np.empty((len(rows), chunks, 8), np.uint32)
     end = _END | (_ROOT if chunks == 1 else 0)
-    _compress_rows(_words_of(rows), rows.shape[1], key, _START, end, h, values)
+    _compress_rows(_frozen(rows), key, _START, end, h, room, values)
     while (chunks := values.shape[1]) > 1:
         pairs = np.ascontiguousarray(values[:, : chunks // 2 * 2]).reshape(-1, 16)
         parents = np.empty((len(pairs), 1, 8), np.uint32)
         root = _ROOT if chunks == 2 else 0
-        _compress_rows(_frozen(pairs), _BLOCK, key, _PARENT, root, h, parents)
+        _compress_rows(_frozen(pairs.view(np.uint8)), key, _PARENT, root, h, room, parents)
         alone = values[:, chunks // 2 * 2 :]
         values = np.concatenate([parents.reshape(len(rows), -1, 8), alone], axis=1)
     return values[:count, 0]
 
 
-def _words_of(rows: NDArray[np.uint8]) -> Words:
-    """Gives the words of the rows, a copy with zeros behind their end where no block ends there."""
-    count, length = rows.shape
-    width = max(_BLOCK, -(-length // _BLOCK) * _BLOCK)
-    if width != length or rows.ctypes.data % 4:
-        padded = np.empty((count, width), np.uint8)
-        padded[:, :length], padded[:, length:] = rows, 0
-        rows = padded
-    return _frozen(rows.view(np.uint32))
-
-
-def _frozen(words: Words) -> Words:
+def _frozen(array: NDArray[Any]) -> NDArray[Any]:
     """Returns a read-only view: one kind of argument, compiled once."""
-    view = words.view()
+    view = array.view()
     view.flags.writeable = False
     return view
 
