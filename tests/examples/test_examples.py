@@ -9,8 +9,8 @@ import pytest
 
 from tests.helpers import ROOT, load_example
 
-TORCH = {"llm_lora_experts.py", "recommender.py"}  # run below, at a small size
-EXAMPLES = [p for p in sorted((ROOT / "examples").glob("*.py")) if p.name not in TORCH]
+SIZED = {"fedrolex.py", "llm_lora_experts.py", "recommender.py"}  # run below, at a small size
+EXAMPLES = [p for p in sorted((ROOT / "examples").glob("*.py")) if p.name not in SIZED]
 SLOW = {"private_fetch.py", "ray_cohort.py", "serve_and_train.py"}  # start processes or compile
 
 
@@ -80,10 +80,21 @@ def test_a_cohort_on_ray_loses_a_worker_and_no_byte():
     assert "the bytes of one process: True" in out
 
 
-def test_the_recommender_takes_at_most_35_lines():
-    source = (ROOT / "examples" / "recommender.py").read_text()
+@pytest.mark.parametrize(("name", "lines"), [("recommender.py", 35), ("fedrolex.py", 40)])
+def test_an_example_takes_no_more_lines_than_it_may(name, lines):
+    source = (ROOT / "examples" / name).read_text()
     code = source.partition('"""')[2].partition('"""')[2].splitlines()
-    assert len([line for line in code if line.strip() and not line.strip().startswith("#")]) <= 35
+    found = [line for line in code if line.strip() and not line.strip().startswith("#")]
+    assert len(found) <= lines
+
+
+@pytest.mark.slow
+def test_sub_models_of_three_papers_all_learn(tmp_path):
+    done = run_small("fedrolex.py", tmp_path)
+    head, *rows = [line.split() for line in done.stdout.splitlines()]
+    assert head == ["rounds", "10", "20", "30", "40", "50", "60"]
+    assert [row[0] for row in rows] == ["rolling", "nested", "independent"]
+    assert all(max(map(float, row[1:])) > 3 / 62 for row in rows)  # 1 of 62 is guessing
 
 
 def run_small(name, folder):
