@@ -8,7 +8,7 @@ import pytest
 
 from tests.helpers import ROOT
 
-PAGES = ("data", "delivery", "engine", "metric", "optimizer", "sum", "task")
+PAGES = ("algorithm", "data", "delivery", "engine", "metric", "optimizer", "sum", "task")
 
 
 @pytest.mark.parametrize("page", PAGES)

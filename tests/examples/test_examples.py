@@ -11,7 +11,13 @@ from tests.helpers import ROOT, load_example
 
 SIZED = {"fedrolex.py", "llm_lora_experts.py", "recommender.py"}  # run below, at a small size
 EXAMPLES = [p for p in sorted((ROOT / "examples").glob("*.py")) if p.name not in SIZED]
-SLOW = {"private_fetch.py", "ray_cohort.py", "serve_and_train.py"}  # start processes or compile
+SLOW = {  # start processes, compile, or make many rounds
+    "personal_head.py",
+    "private_fetch.py",
+    "ray_cohort.py",
+    "scaffold.py",
+    "serve_and_train.py",
+}
 
 
 @cache
@@ -80,7 +86,24 @@ def test_a_cohort_on_ray_loses_a_worker_and_no_byte():
     assert "the bytes of one process: True" in out
 
 
-@pytest.mark.parametrize(("name", "lines"), [("recommender.py", 35), ("fedrolex.py", 40)])
+@pytest.mark.slow
+def test_scaffold_ends_nearer_to_the_best_than_the_mean_of_what_clients_would_like():
+    out = run(ROOT / "examples" / "scaffold.py").stdout
+    fedavg, scaffold = map(float, re.findall(r"mse (0\.\d+)", out))
+    assert scaffold < 0.95 * fedavg
+
+
+@pytest.mark.slow
+def test_a_head_for_each_leaves_a_fraction_of_the_error():
+    out = run(ROOT / "examples" / "personal_head.py").stdout
+    one, each = map(float, re.findall(r"clients (\d\.\d+)", out))
+    assert each < 0.3 * one
+
+
+LINES = {"recommender.py": 35, "fedrolex.py": 40, "scaffold.py": 60, "personal_head.py": 60}
+
+
+@pytest.mark.parametrize(("name", "lines"), LINES.items())
 def test_an_example_takes_no_more_lines_than_it_may(name, lines):
     source = (ROOT / "examples" / name).read_text()
     code = source.partition('"""')[2].partition('"""')[2].splitlines()

@@ -35,6 +35,8 @@ class Model:
         plain_sgd: `(parameters, examples, batches, client_lr) -> parameters` in NumPy: a faster way
             to the same end as gradient steps on `loss`, if there is one. `batches` is int64
             (steps, batch size), -1 for no example.
+        added: paths of parameters from which the server subtracts the mean update as it is, without
+            its optimizer: what an algorithm keeps at the server beside the model.
 
     >>> from keyhole import Cut, KeySpace
     >>> word = KeySpace("word", 50)
@@ -54,6 +56,7 @@ class Model:
     cuts: tuple[Cut, ...]
     hide_padding: Callable[[Tree, Mapping[str, Any]], Tree] | None = None
     plain_sgd: Callable[[Tree, Batch, Array, float], Tree] | None = None
+    added: tuple[str, ...] = ()
 
     @cached_property
     def layout(self) -> Layout:

@@ -13,7 +13,8 @@ state, and the step that each row is current at.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from math import prod
 from typing import Any, ClassVar, Protocol, TypeAlias
 
 import numpy as np
@@ -22,6 +23,7 @@ from numpy.typing import NDArray
 from keyhole.arrays import Array, KeyArray
 from keyhole.errors import InputError
 from keyhole.identity import identity_of
+from keyhole.primitives.layout import Part
 from keyhole.server import steps
 from keyhole.server.steps import Decay, decay_of, moments_horizon, momentum_horizon, momentum_sums
 
@@ -342,6 +344,84 @@ class Yogi:
 
     step = _step_moments
     read = _read_moments
+
+
+@dataclass(frozen=True)
+class WithAdded:
+    """Steps all parameters but some by another optimizer; from those, updates are subtracted as
+    they are: x - u.
+
+    For what a server keeps beside the model and clients move themselves, such as the control
+    variate of SCAFFOLD. It is cut, selected and added up as the model is.
+
+    Args:
+        inner: steps the other parameters.
+        added: paths of the parameters that are not stepped; a path names all that is below it.
+        columns: where those stand in the rows of one part, which `optimizer_of` finds.
+    """
+
+    inner: Optimizer
+    added: tuple[str, ...]
+    columns: tuple[int, ...] = ()
+
+    @property
+    def initial_moments(self) -> tuple[float, ...]:
+        """Implements `Optimizer.initial_moments`."""
+        return self.inner.initial_moments
+
+    @property
+    def horizon(self) -> int:
+        """Implements `Optimizer.horizon`."""
+        return self.inner.horizon
+
+    @property
+    def moves_all(self) -> bool:
+        """Implements `Optimizer.moves_all`."""
+        return self.inner.moves_all
+
+    def step(self, slab: Slab, slots: KeyArray, rows: Array, now: int) -> Span:
+        """Implements `Optimizer.step`."""
+        at = np.array(self.columns, np.int64)
+        others = rows.copy()
+        others[:, at] = 0
+        inner = self.inner.step(slab, slots, others, now)
+
+        def work(start: int, stop: int) -> None:
+            here = slots[start:stop, None], at
+            moved = slab.values[here] - rows[start:stop, at]
+            inner(start, stop)
+            slab.values[here] = moved  # whatever the optimizer does where gradients are zero
+
+        return work
+
+    def read(self, slab: Slab, slots: KeyArray, out: Array, now: int) -> Span:
+        """Implements `Optimizer.read`."""
+        at = np.array(self.columns, np.int64)
+        inner = self.inner.read(slab, slots, out, now)
+
+        def work(start: int, stop: int) -> None:
+            inner(start, stop)
+            there = start + np.flatnonzero(slots[start:stop] >= 0)
+            out[there[:, None], at] = slab.values[slots[there, None], at]
+
+        return work
+
+    def is_added(self, path: str) -> bool:
+        """Whether updates of a parameter are subtracted as they are."""
+        return any(path == each or path.startswith(f"{each}/") for each in self.added)
+
+
+def optimizer_of(optimizer: Optimizer, part: Part) -> Optimizer:
+    """Returns what steps the table of one part."""
+    if not isinstance(optimizer, WithAdded):
+        return optimizer
+    columns: list[int] = []
+    start = 0
+    for field in part.fields:
+        stop = start + prod(field.slice_shape)
+        columns += range(start, stop) if optimizer.is_added(field.path) else ()
+        start = stop
+    return replace(optimizer, columns=tuple(columns)) if columns else optimizer.inner
 
 
 _KINDS: dict[str, Callable[..., Optimizer]] = {

@@ -30,7 +30,7 @@ from keyhole.errors import InputError, StorageError
 from keyhole.files import checksum, replacing, storage_errors, write_all
 from keyhole.primitives.layout import Layout
 from keyhole.server.log import pack_header, read_header, refusal
-from keyhole.server.optimizers import Optimizer, describe_optimizer, optimizer_named
+from keyhole.server.optimizers import Optimizer, describe_optimizer, optimizer_named, optimizer_of
 from keyhole.server.state import ServerState
 from keyhole.server.tables import DenseTable, LazyTable, RowInitial, Table
 
@@ -234,7 +234,8 @@ def _read_tables(
             tables.append(table)
         else:
             arrays = {n: a for n, d in own.items() for a in _read_pieces(file, path, d, None)}
-            tables.append(_load_table(part.space.num_keys, described, arrays, optimizer))
+            stepped = optimizer_of(optimizer, part)
+            tables.append(_load_table(part.space.num_keys, described, arrays, stepped))
     return metadata.tobytes(), tuple(tables)
 
 

@@ -16,7 +16,7 @@ from keyhole import tree
 from keyhole.arrays import Array, KeyArray, Tree
 from keyhole.errors import InputError, ShapeError
 from keyhole.primitives.layout import ClientKeys, Layout, select_rows
-from keyhole.server.optimizers import Optimizer
+from keyhole.server.optimizers import Optimizer, optimizer_of
 from keyhole.server.row_sums import RowUpdate, check_float32, check_updates
 from keyhole.server.tables import DenseTable, Initial, LazyTable, RowInitial, Table
 
@@ -67,7 +67,8 @@ class ServerState:
         check_float32({path: leaf.dtype for path, leaf in leaves.items()})
         # Tables own their rows: a part of one field would else be a view of the caller's array.
         tables = tuple(
-            DenseTable(np.array(p.to_rows(leaves), order="C"), optimizer) for p in layout.parts
+            DenseTable(np.array(p.to_rows(leaves), order="C"), optimizer_of(optimizer, p))
+            for p in layout.parts
         )
         return ServerState(layout, tables, optimizer, threads=threads)
 
@@ -103,7 +104,9 @@ class ServerState:
             )
         tables = tuple(
             LazyTable(
-                part.space.num_keys, RowInitial.of(part, starts, (seed + i) % 2**64), optimizer
+                part.space.num_keys,
+                RowInitial.of(part, starts, (seed + i) % 2**64),
+                optimizer_of(optimizer, part),
             )
             for i, part in enumerate(layout.parts)
         )

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from keyhole.arrays import Array, KeyArray
 from keyhole.engines.ray.crew import connected
 from keyhole.errors import InputError, WorkerError
-from keyhole.server.optimizers import Optimizer
+from keyhole.server.optimizers import Optimizer, optimizer_of
 from keyhole.server.snapshots import (
     PIECE,
     Fill,
@@ -204,7 +204,7 @@ class Shards:
             state: taken over; let go of it to free its memory.
         """
         tables = tuple(
-            self._move(place, table, state.optimizer)
+            self._move(place, table, optimizer_of(state.optimizer, state.layout.parts[place]))
             if table.num_keys >= len(self._actors)
             else table
             for place, table in enumerate(state.tables)
