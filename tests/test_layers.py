@@ -18,7 +18,7 @@ from tests.helpers import ROOT
 # import each other, but for the last line, which is the common ground.
 LAYERS = [
     {"cli"},
-    {"front", "jax", "torch"},
+    {"front", "jax", "torch", "trackers"},
     {"engines"},
     {"experiments"},
     {"device", "service"},
@@ -77,10 +77,12 @@ RESERVED = {
     "pyarrow": {"data"},
     "ray": {"engines/ray"},
     "rich": {"cli"},
-    "tensorboardX": {"rounds"},
+    "mlflow": {"experiments"},
+    "tensorboardX": {"experiments"},
     "torch": {"models"},
     "uvicorn": {"service"},
     "uvloop": {"service"},
+    "wandb": {"experiments"},
 }
 
 

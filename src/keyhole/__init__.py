@@ -50,6 +50,7 @@ if typing.TYPE_CHECKING:
     from keyhole import jax as jax
     from keyhole import keys as keys
     from keyhole import torch as torch
+    from keyhole import trackers as trackers
     from keyhole.aggregation.base import Aggregation
     from keyhole.experiments.experiment import Experiment
     from keyhole.front.compare import Comparison, compare
@@ -153,7 +154,7 @@ _ON_DEMAND = {  # module -> names that it is loaded for
     "server.state": "ServerState",
 }
 
-_MODULES = ("data", "jax", "keys", "torch")  # found as attributes: kh.data.from_pandas
+_MODULES = ("data", "jax", "keys", "torch", "trackers")  # found as attributes: kh.data.from_pandas
 
 
 def __getattr__(name: str) -> typing.Any:

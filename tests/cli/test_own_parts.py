@@ -55,6 +55,31 @@ def test_parts_of_a_page_train_and_are_told_from_others_of_their_name(
         assert keyhole(*asked, "--out", tmp_path / "runs").stdout == first.stdout
 
 
+def test_a_tracker_of_your_own_is_named_on_the_command_line(
+    keyhole, few_writers, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "tracker_of_a_test.py").write_text(
+        "class Told:\n"
+        "    def start(self, spec, run):\n"
+        "        self.file = open('told.txt', 'a')\n"
+        "    def log(self, round, numbers):\n"
+        "        print(round, *numbers, file=self.file)\n"
+        "    def finish(self):\n"
+        "        self.file.close()\n"
+    )
+    asked = ("train", "emnist_2nn", *TINY, "--m", 5, "--data", few_writers, "--json")
+    done = keyhole(*asked, "--track", "tracker_of_a_test:Told")
+    assert done.returncode == 0, done.stderr
+    first, last = (tmp_path / "told.txt").read_text().splitlines()
+    assert first.startswith("1 ")
+    assert last == "1 test/accuracy"
+    refused = keyhole(*asked, "--track", "mlfow")
+    assert refused.returncode == 2
+    assert "did you mean mlflow?" in refused.stderr
+
+
 NEED = ("--num-keys", 1000, "--keys-per-client", 10, "--slice-bytes", 64, "--cohort", 10)
 
 

@@ -131,6 +131,21 @@ def out_option(default: str, about: str) -> Callable[[Command], Command]:
     return in_group(PLACE, "--out", type=DIRECTORY, default=Path(default), help=about)
 
 
+def _tracker_names() -> list[str]:
+    from keyhole.experiments.trackers import TRACKERS
+
+    return list(TRACKERS)
+
+
+track_option = in_group(
+    PLACE,
+    "--track",
+    multiple=True,
+    type=NameOr(_tracker_names),
+    help="Log every round with this tracker as well, below --out; may be given more than once.",
+)
+
+
 def refuse(options: Mapping[str, Any], names: Iterable[str], reason: str) -> None:
     """Raises UsageError where one of the options is given: no option is passed over in silence."""
     for name in names:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from keyhole.experiments.experiment import Experiment, Hold
     from keyhole.experiments.opening import SavedTrial
+    from keyhole.experiments.trackers import Tracker
     from keyhole.experiments.trial import Result
     from keyhole.rounds.loop import Rounds
     from keyhole.rounds.record import RoundRecord
@@ -80,6 +81,7 @@ def run_trials(
     kind_of: Callable[[threading.Event], Rounds | None] = lambda stop: None,
     execute: Executor | None = None,
     hold: Hold | None = None,
+    trackers: Sequence[Tracker] = (),
 ) -> Iterator[tuple[Path, Result]]:
     """Runs trials one after the other, in one bar each, and yields their results.
 
@@ -91,8 +93,10 @@ def run_trials(
         kind_of: what makes the rounds, given the event that stops them; None makes them in process.
         execute: where clients train; None takes all cores of this process.
         hold: what holds the server's state; None holds it here.
+        trackers: that are told every round.
     """
     from keyhole.experiments.experiment import hold_here
+    from keyhole.experiments.trackers import run_tracked
     from keyhole.rounds.cores import Cores
     from keyhole.rounds.loop import stop_on_signals
 
@@ -115,9 +119,12 @@ def run_trials(
 
             result = None
             with suppress(KeyboardInterrupt):  # a second one, in the middle of a round
-                result = experiment.run(
+                result = run_tracked(
+                    experiment,
+                    trackers,
                     trial,
                     directory,
+                    on_failure=tell,
                     execute=execute or experiment.engine or Cores(),
                     stop=stop,
                     on_round=show,

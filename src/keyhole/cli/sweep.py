@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from keyhole.cli.options import json_option, out_option
+from keyhole.cli.options import json_option, out_option, track_option
 from keyhole.cli.runs import run_trials, start_jax
 from keyhole.cli.screen import import_shown, progress_bars
 from keyhole.cli.spec_options import data_option, seed_option
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from keyhole.experiments.experiment import Experiment
     from keyhole.experiments.parallel import Cell, DataSource
     from keyhole.experiments.sweeps import Sweep
+    from keyhole.experiments.trackers import Tracker
     from keyhole.experiments.trial import Result
 
 
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     help="Trials that run at a time, each in a process; cores are shared out among them.",
 )
 @out_option("keyhole-runs", "Where runs are kept; sweeps that share an arm share its runs.")
+@track_option
 @click.option("--keep-state", is_flag=True, help="Keep the models of finished runs on disk.")
 @json_option
 @click.pass_context
@@ -71,19 +73,22 @@ def sweep(context: click.Context, /, figure: str, out: Path, as_json: bool, **op
     What is finished is not run again, so the same command resumes a sweep that was stopped. Draw
     the figure with `keyhole report`.
     """
+    from keyhole.experiments.trackers import trackers_of
+
     given = {
         name: value
         for name, value in options.items()
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
     }
+    trackers = trackers_of(options["track"], out)
     asked, scale = _asked(figure, options["scale"], given)
     start_jax()
-    cells, names = _cells(asked, out, options["keep_state"])
+    cells, names = _cells(asked, out, options)
     make_directory(out)
     path = out / f"{asked.name}.json"
     with storage_errors(path, "write"):
         path.write_text(json.dumps(asked.describe(scale, ", ".join(names)), indent=1) + "\n")
-    _print(_results(cells, options), out, as_json)
+    _print(_results(cells, options, trackers), out, as_json)
 
 
 def _asked(figure: str, scale: Any, given: dict[str, Any]) -> tuple[Sweep, str]:
@@ -103,7 +108,7 @@ def _asked(figure: str, scale: Any, given: dict[str, Any]) -> tuple[Sweep, str]:
 
 
 def _cells(
-    asked: Sweep, out: Path, keep_state: bool
+    asked: Sweep, out: Path, options: dict[str, Any]
 ) -> tuple[list[tuple[Experiment, Cell]], list[str]]:
     """Every trial of every run, each run once, checked before any is begun: first trial of all,
     then the second. And the names of their data."""
@@ -127,13 +132,15 @@ def _cells(
         for arm, (experiment, source) in arms.items():
             directory = out / arm / f"trial-{trial}"
             read_result(directory, experiment.describe(trial))
-            cell = Cell(experiment.spec, source, trial, directory, keep_state)
+            cell = Cell(
+                experiment.spec, source, trial, directory, options["keep_state"], options["track"]
+            )
             found.append((experiment, cell))
     return found, list(dict.fromkeys(data.name for data in opened.values()))
 
 
 def _results(
-    cells: list[tuple[Experiment, Cell]], options: dict[str, Any]
+    cells: list[tuple[Experiment, Cell]], options: dict[str, Any], trackers: list[Tracker]
 ) -> Iterator[tuple[Path, Result]]:
     """Runs the trials, here or in processes; yields their results as they end."""
     if options["processes"] > 1:
@@ -147,7 +154,7 @@ def _results(
         )
         for experiment, cell in cells
     )
-    return run_trials(work, len(cells), options["keep_state"])
+    return run_trials(work, len(cells), options["keep_state"], trackers=trackers)
 
 
 def _in_processes(cells: list[Cell], processes: int) -> Iterator[tuple[Path, Result]]:

@@ -28,6 +28,7 @@ from keyhole.cli.options import (
     json_option,
     out_option,
     refuse,
+    track_option,
 )
 from keyhole.cli.runs import (
     privacy_line,
@@ -183,6 +184,7 @@ def _row(spec: RunSpec) -> tuple[str, ...]:
 )
 @trainer_sum_options
 @out_option("keyhole-runs", "Where runs are kept; the same command resumes a run that was stopped.")
+@track_option
 @json_option
 @click.pass_context
 def train(
@@ -214,7 +216,9 @@ def _train(
 ) -> None:
     from keyhole.experiments.experiment import Experiment
     from keyhole.experiments.opening import open_data
+    from keyhole.experiments.trackers import trackers_of
 
+    trackers = trackers_of(options["track"], out)
     start_jax()
     home, data = out / name_of(spec), open_data(spec, find=import_shown)
     experiment = Experiment(spec, data, allow_simulation=options["allow_simulation"])
@@ -229,7 +233,8 @@ def _train(
         _rounds(trials, options, home / "trial-0") as kind_of,
         _opened_engine(options, experiment) as (execute, hold),
     ):
-        done = dict(run_trials(work, trials, True, kind_of=kind_of, execute=execute, hold=hold))
+        made = run_trials(work, trials, True, kind_of, execute, hold, trackers)
+        done = dict(made)
     if as_json:
         click.echo(json.dumps([_described(*each) for each in done.items()], indent=2))
     else:

@@ -10,6 +10,7 @@ import os
 import pickle
 import signal
 import threading
+import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -26,6 +27,7 @@ from keyhole.errors import WorkerError
 from keyhole.experiments.experiment import Experiment
 from keyhole.experiments.opening import Find, open_data
 from keyhole.experiments.specs import spec_of
+from keyhole.experiments.trackers import run_tracked, trackers_of
 from keyhole.experiments.trial import Result
 from keyhole.rounds.cores import Cores, keep_compiled, use_one_thread
 from keyhole.rounds.loop import stop_on_signals
@@ -59,13 +61,14 @@ class DataSource:
 
 @dataclass(frozen=True)
 class Cell:
-    """One trial of one arm: what to run, on what, where to keep it."""
+    """One trial of one arm: what to run, on what, where to keep it, and names of its trackers."""
 
     spec: RunSpec
     data: DataSource
     trial: int
     directory: Path
     keep_state: bool
+    trackers: tuple[str, ...] = ()
 
 
 def run_cells(
@@ -162,9 +165,12 @@ def _run(
     if cell.data not in opened:
         opened[cell.data] = cell.data.open()
     experiment = Experiment(cell.spec, opened[cell.data])
-    return experiment.run(
+    return run_tracked(
+        experiment,
+        trackers_of(cell.trackers, cell.directory.parent.parent),
         cell.trial,
         cell.directory,
+        on_failure=lambda said: warnings.warn(said, RuntimeWarning, stacklevel=1),
         execute=experiment.engine or Cores(cores),
         stop=stop,
         keep_state=cell.keep_state,

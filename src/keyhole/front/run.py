@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,6 +17,7 @@ from keyhole.errors import InputError
 from keyhole.experiments.experiment import Experiment
 from keyhole.experiments.opening import SavedTrial
 from keyhole.experiments.statistics import Spread, spread_of
+from keyhole.experiments.trackers import Tracked, Tracker, run_tracked, trackers_of
 from keyhole.experiments.trial import Result
 from keyhole.front.task import Metric, measure
 from keyhole.parts import near_miss
@@ -223,12 +225,18 @@ class TrainedRun:
             write_figure(figure, path)
         return figure
 
-    def resume(self, rounds: int | None = None, progress: bool | OnRound = False) -> TrainedRun:
+    def resume(
+        self,
+        rounds: int | None = None,
+        progress: bool | OnRound = False,
+        tracker: Tracked | Sequence[Tracked] | None = None,
+    ) -> TrainedRun:
         """Goes on with every trial until it has this many rounds; returns the run with them.
 
         Args:
             rounds: in all, those made before included; None for those that were asked for.
             progress: a function is called with the trial and each record; True prints.
+            tracker: as of `train`; one that logged the run before has each round once.
 
         Raises:
             InputError: the run is in memory only, or its task was an object and is not given.
@@ -242,11 +250,11 @@ class TrainedRun:
         spec = self.experiment.spec.changed({"rounds": asked})
         experiment = replace(self.experiment, spec=spec)
         shown = progress if callable(progress) else printed(asked, progress)
+        trackers = trackers_of(tracker, self.directory.parent)
         trials = [
-            run_trial(
-                experiment, trial.number, trial_directory(self.directory, trial.number), shown
-            )
+            run_trial(experiment, trial.number, folder, shown, trackers)
             for trial in self.trials
+            for folder in [trial_directory(self.directory, trial.number)]
         ]
         return TrainedRun(trials, self.directory, lambda: experiment)
 
@@ -292,7 +300,11 @@ def trial_directory(directory: Path, number: int) -> Path:
 
 
 def run_trial(
-    experiment: Experiment, trial: int, directory: Path | None, shown: OnRound
+    experiment: Experiment,
+    trial: int,
+    directory: Path | None,
+    shown: OnRound,
+    trackers: Sequence[Tracker] = (),
 ) -> TrainedTrial:
     """Runs one trial; Ctrl-C ends it after the round under way, which is kept."""
     ended: list[Run] = []
@@ -303,12 +315,15 @@ def run_trial(
         shown(trial, record)
 
     with stop_on_signals() as stop:
-        result = experiment.run(
+        result = run_tracked(
+            experiment,
+            trackers,
             trial,
             directory,
+            on_round=note,
+            on_failure=lambda said: warnings.warn(said, RuntimeWarning, stacklevel=1),
             execute=experiment.engine or Cores(),
             stop=stop,
-            on_round=note,
             on_end=ended.append,
         )
     if stop.is_set() and result is None:

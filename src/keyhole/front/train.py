@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from keyhole import tree
 from keyhole.arrays import Tree
 from keyhole.errors import InputError
 from keyhole.experiments.experiment import Experiment, Start
+from keyhole.experiments.trackers import Tracked, trackers_of
 from keyhole.front.run import TrainedRun, printed, run_trial
 from keyhole.front.task import Task
 from keyhole.identity import Ref, identity_of
@@ -37,6 +38,7 @@ def train(
     trials: int = 1,
     start: TrainedRun | Tree | None = None,
     progress: bool | Callable[[int, RoundRecord], None] = True,
+    tracker: Tracked | Sequence[Tracked] | None = None,
     **settings: Any,
 ) -> TrainedRun:
     """Trains a task for some rounds, or goes on where the same call stopped.
@@ -51,6 +53,8 @@ def train(
         start: a run whose models to start from, trial by trial, or parameters for every trial; None
             starts from new ones. The server's optimizer starts anew.
         progress: False prints nothing; a function is called with the trial and each record.
+        tracker: one or several, of `kh.trackers` or your own, that are told every round; or names:
+            "tensorboard", "mlflow", "wandb", which write beside `out`. It is no part of the run.
         settings: fields of a `RunSpec` by the names of the options of `keyhole train`, such as
             `cohort=50, client_lr=0.1, algorithm="FedAdam"`; delivery, aggregation, optimizer
             and engine may be objects of your own.
@@ -62,10 +66,11 @@ def train(
     experiment = Experiment(spec, data, parts, starts=_starts(start, trials))
     shown = progress if callable(progress) else printed(rounds, progress)
     folder = None if out is None else Path(out)
+    trackers = trackers_of(tracker, Path("keyhole-runs") if folder is None else folder.parent)
     runs = []
     for trial in range(trials):
         directory = None if folder is None else folder / f"trial-{trial}"
-        runs.append(run_trial(experiment, trial, directory, shown))
+        runs.append(run_trial(experiment, trial, directory, shown, trackers))
     return TrainedRun(runs, folder, lambda: experiment)
 
 

@@ -1,7 +1,6 @@
-"""Records what happened in a round: one line of JSON, or TensorBoard event files.
+"""Records what happened in a round, in one line of JSON.
 
-A record holds nothing that differs between two runs of the same seed: no times, no host. Event
-files need the extra `tensorboard`.
+A record holds nothing that differs between two runs of the same seed: no times, no host.
 """
 
 from __future__ import annotations
@@ -174,27 +173,8 @@ def write_records(path: Path, records: Iterable[RoundRecord]) -> None:
         write_all(descriptor, [encode_records(records)])
 
 
-def write_tensorboard(records: Iterable[RoundRecord], directory: Path | str) -> None:
-    """Writes the metrics and costs of each round, at its number.
-
-    Args:
-        directory: for `tensorboard --logdir`.
-    """
-    try:
-        from tensorboardX import SummaryWriter
-    except ImportError:
-        raise InputError(
-            "TensorBoard files cannot be written: got no tensorboardX; expected the extra "
-            "'tensorboard'; pip install 'keyhole[tensorboard]'"
-        ) from None
-    with SummaryWriter(str(directory)) as writer:
-        for record in records:
-            for name, value in _scalars(record).items():
-                writer.add_scalar(name, value, record.round)
-
-
-def _scalars(record: RoundRecord) -> dict[str, float]:
-    """What is drawn of a record."""
+def scalars_of(record: RoundRecord) -> dict[str, float]:
+    """Returns what trackers draw of a record."""
     return {
         **{f"metrics/{name}": value for name, value in record.metrics.items()},
         **{f"clients/{name}": found.mean for name, found in record.client_metrics.items()},
