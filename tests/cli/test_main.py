@@ -46,6 +46,18 @@ def test_every_option_is_explained():
                 assert option.help, f"{command} --{option.name}"
 
 
+@pytest.mark.parametrize("name", ["serve", "device", "relay", "aggregator", "plan"])
+def test_help_has_every_option_in_a_section_by_role(name):
+    command = cli.keyhole.get_command(None, name)
+    with click.Context(command, max_content_width=80, terminal_width=80) as context:
+        text = command.get_help(context)
+    assert max(map(len, text.splitlines())) <= 80
+    _, sign, others = text.partition("\nOptions:\n")
+    assert sign
+    left = {line.split()[0] for line in others.splitlines() if line.startswith("  -")}
+    assert left <= {"--help", "--json"}
+
+
 @pytest.mark.parametrize(
     "args",
     [

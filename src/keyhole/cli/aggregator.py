@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from keyhole.cli.listening import (
+    LISTENS,
     client_of,
     deny_list_of,
     deny_option,
     listen_options,
     serve_with,
 )
-from keyhole.cli.options import DIRECTORY, EXISTING_FILE, NumberRange
+from keyhole.cli.options import DIRECTORY, EXISTING_FILE, GroupedCommand, GroupedOption, NumberRange
 from keyhole.cli.sums import shared_names
 
 if TYPE_CHECKING:
@@ -28,7 +29,16 @@ if TYPE_CHECKING:
 (SHARED,) = shared_names()
 
 
-@click.command()
+@click.command(
+    cls=GroupedCommand,
+    roles={
+        "The other aggregator": "party peer peer_key peer_ca peer_cert peer_cert_key",
+        "Who is let in": "token_key trainer_key deny",
+        "Sums": "aggregation min_clients close_after max_sums max_table_mb max_body_mb",
+        "Privacy": "max_epsilon delta",
+        **LISTENS,
+    },
+)
 @click.argument("directory", type=DIRECTORY)
 @click.option("--party", required=True, type=click.IntRange(0, 1), help="Which of the two this is.")
 @click.option("--peer", required=True, metavar="URL", help="The other aggregator.")
@@ -62,6 +72,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--min-clients",
+    cls=GroupedOption,
     type=click.IntRange(1),
     show_default="two thirds of the cohort; 2 with noise",
     help="Take part in no sum that may be released with fewer.",
@@ -75,6 +86,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--max-epsilon",
+    cls=GroupedOption,
     type=NumberRange(0, min_open=True),
     help="Take part in no sum that would spend more of a device's privacy, over all runs; "
     "`keyhole privacy` shows what is spent.",

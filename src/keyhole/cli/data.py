@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 
-from keyhole.cli.options import DIRECTORY, NumberRange, refuse
+from keyhole.cli.options import DIRECTORY, GroupedOption, NumberRange, refuse
 from keyhole.cli.screen import import_shown, progress_bars
 from keyhole.data.cache import DatasetManifest, cache_root, find_imported, read_manifest
 from keyhole.data.open import SHARED, data_folder, find_current, find_dataset, list_datasets, verify
@@ -79,17 +79,24 @@ def info(source: str, is_checked: bool, as_json: bool) -> None:
 @click.option(
     "--hold-out",
     type=NumberRange(0, 1, min_open=True, max_open=True),
+    cls=GroupedOption,
     show_default="0.1",
     help="With --client: the share that is set aside to test on.",
 )
 @click.option(
     "--by",
     type=click.Choice(["client", "time", "within"]),
+    cls=GroupedOption,
     show_default="client",
     help="With --client: set aside clients, the latest rows of all, or some of each client.",
 )
 @click.option("--time", metavar="COLUMN", help="With --by: the column of times.")
-@click.option("--name", help="With --client: the name of the dataset.", show_default="the file's")
+@click.option(
+    "--name",
+    cls=GroupedOption,
+    show_default="the file's",
+    help="With --client: the name of the dataset.",
+)
 @_JSON
 def import_(source: str, as_json: bool, client: str | None, **own: Any) -> None:
     """Import a file or directory of a known format, unless that was done before.
@@ -146,6 +153,7 @@ def _import_own(path: Path, client: str, own: dict[str, Any]) -> tuple[Path, boo
     "--out",
     type=DIRECTORY,
     help="Folder that it is written to.",
+    cls=GroupedOption,
     show_default="the folder KEYHOLE_DATA",
 )
 def make(name: str, sources: tuple[str, ...], out: Path | None) -> None:

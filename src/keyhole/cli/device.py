@@ -15,7 +15,7 @@ from zipfile import ZipFile
 import click
 import numpy as np
 
-from keyhole.cli.options import DIRECTORY, FILE, GroupedOption, NameOr
+from keyhole.cli.options import DIRECTORY, FILE, GroupedCommand, GroupedOption, NameOr
 from keyhole.cli.runs import start_jax
 from keyhole.cli.screen import Notices, import_shown
 from keyhole.cli.spec_options import data_option
@@ -97,7 +97,19 @@ def _pinned(path: Path | None) -> bytes | None:
     return found
 
 
-@click.command()
+@click.command(
+    cls=GroupedCommand,
+    roles={
+        "Training": "task trust client data seed rounds",
+        "Slice service": "token_file ca cert key trainer_key trust_service insecure",
+        "Delivery": "delivery second second_token_file anonymous relay relay_token_file "
+        "gateway_config cache max_mb",
+        "Aggregation": "aggregators aggregator_tokens aggregation min_clients min_noise "
+        "min_clients_per_key",
+        "Privacy": "ledger max_epsilon",
+        "Fetching without training": "table slices out",
+    },
+)
 @click.argument("url")
 @click.option("--token-file", type=FILE, help="The token of this device, from the operator.")
 @click.option("--ca", type=FILE, help="PEM file of the authorities to trust.")
@@ -128,6 +140,7 @@ def _pinned(path: Path | None) -> bytes | None:
 )
 @click.option(
     "--rounds",
+    cls=GroupedOption,
     type=click.IntRange(1),
     help="Number of rounds to take part in.",
     show_default="until stopped",
@@ -176,12 +189,11 @@ def _pinned(path: Path | None) -> bytes | None:
     help="Let the run name parts of this Python module, such as a choice of keys. That of --task "
     "is trusted.",
 )
-@click.option(
-    "--client", type=click.IntRange(0), default=0, show_default=False, help="Number of that client."
-)
+@click.option("--client", type=click.IntRange(0), default=0, help="Number of that client.")
 @data_option
 @click.option(
     "--seed",
+    cls=GroupedOption,
     type=click.IntRange(0, 2**32 - 1),
     help="Rehearse: train with the random numbers of a run in process of this seed, and make "
     "synthetic data with it. A round never tells it.",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from keyhole.cli.options import EXISTING_FILE, Command, options_of
+from keyhole.cli.options import EXISTING_FILE, Command, GroupedOption, options_of
 
 if TYPE_CHECKING:
     from keyhole.service.access import DenyList, Keyring
@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from keyhole.service.routes import Application
     from keyhole.service.transport import Listen
     from keyhole.wire.http import HttpClient
+
+LISTENS = {
+    "Where it listens": "host port tls_cert tls_key client_ca insecure metrics_listen workers",
+}
+"""The role of `listen_options` in help."""
 
 
 def listen_options(port: int) -> Callable[[Command], Command]:
@@ -35,6 +40,7 @@ def listen_options(port: int) -> Callable[[Command], Command]:
         ),
         click.option(
             "--metrics-listen",
+            cls=GroupedOption,
             metavar="HOST:PORT",
             callback=_metrics_listen,
             show_default="a free port of 127.0.0.1",

@@ -60,16 +60,34 @@ class GroupedOption(click.Option):
 
 
 class GroupedCommand(click.Command):
-    """A command whose help lists its options by role."""
+    """A command whose help lists its options by role.
+
+    Args:
+        roles: title of a section -> its options by their names, with spaces between them; without
+            it each option names its own section.
+    """
+
+    def __init__(self, *args: Any, roles: Mapping[str, str] | None = None, **rest: Any) -> None:
+        super().__init__(*args, **rest)
+        self._titles = tuple(roles or GROUPS)
+        self._role_of = {
+            name: title for title, names in (roles or {}).items() for name in names.split()
+        }
 
     def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         """Writes a section for each role, in order; all others come last."""
-        sections: dict[str, list[tuple[str, str]]] = {title: [] for title in (*GROUPS, "Options")}
-        for param in self.get_params(context):
+        titles = (*self._titles, "Options")
+        sections: dict[str, list[tuple[str, str]]] = {title: [] for title in titles}
+        order = [*self._role_of]
+        params = self.get_params(context)
+        params.sort(key=lambda each: order.index(each.name) if each.name in order else len(order))
+        for param in params:
             is_option = isinstance(param, click.Option)
             record = param.get_help_record(context) if is_option else None
             if record is not None:
-                sections[getattr(param, "group", "Options")].append(record)
+                own = getattr(param, "group", "Options")
+                title = self._role_of.get(str(param.name), own)
+                sections[title if title in sections else "Options"].append(record)
         for title, records in sections.items():
             if records:
                 with formatter.section(title):

@@ -17,7 +17,14 @@ from rich.console import Console
 from rich.table import Table
 
 from keyhole.aggregation import aggregation_named, aggregation_names
-from keyhole.cli.options import GroupedOption, NameOr, NumberRange, json_option, refuse
+from keyhole.cli.options import (
+    GroupedCommand,
+    GroupedOption,
+    NameOr,
+    NumberRange,
+    json_option,
+    refuse,
+)
 from keyhole.delivery import delivery_names
 from keyhole.planner.prices import TRUSTS, Trust
 from keyhole.pricing import Speeds, Workload
@@ -99,7 +106,7 @@ def _power(value: float) -> str:
     return f"{digits}e{int(exponent)}"
 
 
-_ABOVE = NumberRange(0, min_open=True)
+_ABOVE, _SHARE = NumberRange(0, min_open=True), NumberRange(0, 1, min_open=True)
 _WIDTH = 110  # characters of the widest line
 _FLEET = {"round_seconds": "seconds", "memory_gb": "memory"}  # their names there
 
@@ -218,18 +225,35 @@ def _fleet_title(need: Workload, fleet: Fleet) -> str:
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
-def _whole(name: str, about: str, *, required: bool = False) -> Callable[[_Command], _Command]:
+def _whole(
+    name: str, about: str, *, required: bool = False, shown: str | None = None
+) -> Callable[[_Command], _Command]:
     """An option that takes a whole number as people type it."""
-    return click.option(name, callback=_parse_whole, metavar="N", required=required, help=about)
+    rest: dict[str, Any] = {"metavar": "N", "required": required, "show_default": shown}
+    return click.option(name, cls=GroupedOption, callback=_parse_whole, help=about, **rest)
 
 
-@click.command()
+def _server(
+    name: str, kind: click.ParamType[Any], shown: str, about: str
+) -> Callable[[_Command], _Command]:
+    """An option of the servers that are counted; None unless given."""
+    return click.option(name, cls=GroupedOption, type=kind, show_default=shown, help=about)
+
+
+@click.command(
+    cls=GroupedCommand,
+    roles={
+        "Workload": "num_keys keys_per_client slice_bytes cohort distinct broadcast_bytes",
+        "Deliveries and sums": "trust delivery force aggregation calibrate",
+        "Servers": "round_seconds cores gbit memory_gb busy",
+    },
+)
 @_whole("--num-keys", "K: slices there are, such as words of a vocabulary.", required=True)
 @_whole("--keys-per-client", "m: max slices per client.", required=True)
 @_whole("--slice-bytes", "Bytes of one slice.", required=True)
 @_whole("--cohort", "Clients per round.", required=True)
-@_whole("--distinct", "Different keys of the cohort.  [default: the max possible]")
-@_whole("--broadcast-bytes", "Bytes that everyone receives beside slices.  [default: 0]")
+@_whole("--distinct", "Different keys of the cohort.", shown="the max possible")
+@_whole("--broadcast-bytes", "Bytes that everyone receives beside slices.", shown="0")
 @click.option(
     "--trust",
     type=click.Choice(get_args(Trust)),
@@ -254,14 +278,10 @@ def _whole(name: str, about: str, *, required: bool = False) -> Callable[[_Comma
     type=_ABOVE,
     help="Count the servers instead, for rounds whose devices arrive over this many seconds.",
 )
-@click.option("--cores", type=click.IntRange(1), help="Cores of a server.  [default: 32]")
-@click.option("--gbit", type=_ABOVE, help="Gbit/s of its network.  [default: 25]")
-@click.option("--memory-gb", type=_ABOVE, help="Memory of a server.  [default: 512]")
-@click.option(
-    "--busy",
-    type=NumberRange(0, 1, min_open=True),
-    help="Share of the time that a resource may be in use.  [default: 0.7]",
-)
+@_server("--cores", click.IntRange(1), "32", "Cores of a server.")
+@_server("--gbit", _ABOVE, "25", "Gbit/s of its network.")
+@_server("--memory-gb", _ABOVE, "512", "Memory of a server.")
+@_server("--busy", _SHARE, "0.7", "Share of the time that a resource may be in use.")
 @json_option
 def plan(
     num_keys: int,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from keyhole.cli.listening import (
+    LISTENS,
     client_of,
     deny_list_of,
     deny_option,
@@ -15,7 +16,7 @@ from keyhole.cli.listening import (
     listen_options,
     serve_with,
 )
-from keyhole.cli.options import EXISTING_FILE, NumberRange
+from keyhole.cli.options import EXISTING_FILE, GroupedCommand, NumberRange
 from keyhole.cli.token import read_token
 
 if TYPE_CHECKING:
@@ -23,7 +24,15 @@ if TYPE_CHECKING:
     from keyhole.service.relay import RelayApp
 
 
-@click.command()
+@click.command(
+    cls=GroupedCommand,
+    roles={
+        "Slice service": "gateway gateway_ca token_file",
+        "Who is let in": "token_key deny is_open rate_per_address",
+        "Mixing": "mix_ms mix_count mix_min mix_longest batch",
+        **LISTENS,
+    },
+)
 @click.option("--gateway", required=True, metavar="URL", help="The slice service: the only target.")
 @click.option(
     "--gateway-ca", type=EXISTING_FILE, help="Authorities to trust there, instead of the system's."

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import click
 
 from keyhole.cli.listening import (
+    LISTENS,
     client_of,
     deny_list_of,
     deny_option,
@@ -23,7 +24,14 @@ from keyhole.cli.listening import (
     listen_options,
     serve_with,
 )
-from keyhole.cli.options import EXISTING_DIRECTORY, EXISTING_FILE, NumberRange, refuse
+from keyhole.cli.options import (
+    EXISTING_DIRECTORY,
+    EXISTING_FILE,
+    GroupedCommand,
+    GroupedOption,
+    NumberRange,
+    refuse,
+)
 from keyhole.cli.runs import coding_option, draws_of, open_saved, run_settings
 from keyhole.cli.spec_options import data_option
 from keyhole.errors import InputError
@@ -143,7 +151,18 @@ def _pair(text: str) -> tuple[str, int]:
     return name, int(number)
 
 
-@click.command()
+@click.command(
+    cls=GroupedCommand,
+    roles={
+        **LISTENS,
+        "Who is let in": "token_key deny open_reads max_keys max_body_mb",
+        "Rounds": "verify spread again",
+        "Slices on demand": "on_demand coding data memory_mb",
+        "Private queries": "pir pir_keys pir_memory_mb admission admission_ca open_queries "
+        "queries_per_token cpu_per_address",
+        "Relayed requests": "gateway_key",
+    },
+)
 @click.argument("directory", type=EXISTING_DIRECTORY)
 @listen_options(8100)
 @click.option(
@@ -212,6 +231,7 @@ def _pair(text: str) -> tuple[str, int]:
 )
 @click.option(
     "--pir-memory-mb",
+    cls=GroupedOption,
     type=click.IntRange(1),
     show_default=str(_MEMORY_MB),
     help="With --pir: memory for the tables of the two newest rounds.",
