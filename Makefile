@@ -52,7 +52,7 @@ bench: full ## Run the benchmarks and hold them to their goals
 docs: full ## Write the generated pages of docs/ and build the site in build/site
 	@$(BIN)/python docs/generate.py
 	@$(BIN)/python docs/pictures.py
-	@$(BUILD_SITE) --strict
+	@RUN_NOTEBOOKS=1 $(BUILD_SITE) --strict
 	@echo "built build/site; to read it: python3 -m http.server -d build/site"
 
 wheel: full ## Build the wheel in dist/, with the same bytes for the same tree

@@ -1,11 +1,19 @@
-"""Hooks of the docs site: examples in docstrings as code, pictures that follow light and dark."""
+"""Hooks of the docs site: examples in docstrings as code, pictures that follow light and dark, and
+notebooks as pages. With RUN_NOTEBOOKS=1 the notebooks are run, and pages show what they print."""
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import griffe
+from mkdocs.structure.files import File
 
 DOCS = Path(__file__).parent
+sys.path.insert(0, str(DOCS))
+from percent import cells_of, page_of  # noqa: E402  (a hook is no package)
+
 DOCTEST = re.compile(r"^( *)>>> .*(?:\n(?!\s*$).*)*", re.M)
 PICTURE = re.compile(r"!\[([^\]]*)\]\(([^)]*\.svg)\)")
 
@@ -31,3 +39,19 @@ def on_page_markdown(markdown, page, **_):
 def _drawing(alt, path):
     drawing = path.read_text().strip().replace("\n", "")
     return f'<figure class="drawing" role="img" aria-label="{alt}">{drawing}</figure>'
+
+
+def on_files(files, config, **_):
+    """Adds a page for each notebook."""
+    for notebook in sorted((DOCS / "notebooks").glob("*.py")):
+        for name, content in _pages(notebook, Path(config.site_dir).parent / "notebooks"):
+            files.append(File.generated(config, f"notebooks/{name}", content=content))
+    return files
+
+
+def _pages(notebook, out):
+    """File name -> content: the page of a notebook, and its figures where it has been run."""
+    if os.environ.get("RUN_NOTEBOOKS") != "1":
+        return [(f"{notebook.stem}.md", page_of(cells_of(notebook.read_text()), notebook.stem))]
+    subprocess.run([sys.executable, DOCS / "percent.py", notebook, out], check=True)
+    return [(path.name, path.read_bytes()) for path in sorted(out.glob(f"{notebook.stem}[.-]*"))]

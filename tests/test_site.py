@@ -16,6 +16,8 @@ RUN_PAGES = [
     for page in sorted((ROOT / "docs" / folder).glob("*.md"))
     if "```python\n" in page.read_text()
 ]
+# Readers run pages with JAX as it comes, not with the strict promotion of these tests.
+AS_READERS = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
 BLOCK = re.compile(r'^=== "([^"]+)"$|^( *)```python\n(.*?)^\2```', re.M | re.S)
 
 
@@ -47,6 +49,7 @@ def test_the_quickstart_runs_in_every_tab(tab, tmp_path):
         capture_output=True,
         text=True,
         cwd=tmp_path,
+        env=AS_READERS,
         timeout=600,
         check=False,
     )
@@ -55,6 +58,27 @@ def test_the_quickstart_runs_in_every_tab(tab, tmp_path):
     assert [row.split()[0] for row in said] == ["run", "all-films", "20-films"]
     assert "1.1%" in said[2]
     assert (tmp_path / "accuracy.png").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("first_run", "largest sub-model: 5 of 300"),
+        ("own_keys", "m=8   distinctive  accuracy 1.00"),
+        ("private_round", "same model: True"),
+    ],
+)
+def test_a_notebook_runs_and_becomes_a_page(name, said, tmp_path):
+    notebook = ROOT / "docs" / "notebooks" / f"{name}.py"
+    command = [sys.executable, ROOT / "docs" / "percent.py", notebook, tmp_path]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=600, env=AS_READERS
+    )
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / f"{name}.md").read_text()
+    assert page.startswith("# ")
+    assert said in page
 
 
 def test_pictures_are_current():
