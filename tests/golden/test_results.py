@@ -16,6 +16,7 @@ replaced. To add a CPU, do so at a commit whose results are known to be right el
 import json
 import os
 import platform
+import re
 from pathlib import Path
 
 import pytest
@@ -269,11 +270,13 @@ def write_results(results):
 
 
 def this_cpu():
-    """The model of the CPU, as Linux names it."""
+    """The CPU as Linux names it, with the numbers that tell generations of one name apart."""
     info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return models[0] if models else platform.processor()
+    text = info.read_text() if info.exists() else ""
+    first = dict(re.findall(r"^(.+?)\s*: (.*)$", text.partition("\n\n")[0], re.MULTILINE))
+    if "model name" not in first:
+        return platform.processor()
+    return f"{first['model name']} ({first.get('cpu family')}, {first.get('model')})"
 
 
 def split(found):
