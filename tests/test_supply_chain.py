@@ -38,8 +38,11 @@ def test_the_lock_leaves_out_torch_and_nothing_else():
     assert set(project) - ASKED.keys() == set(lock.UNLOCKED)
 
 
-def test_every_package_has_hashes_and_one_version():
-    assert len(names(PACKAGES)) == len(PACKAGES) > 100
+def test_every_package_has_hashes_and_one_version_for_a_python():
+    placed = {(each.name, each.marker) for each in PACKAGES}
+    assert len(placed) == len(PACKAGES) > 100
+    always = {each.name for each in PACKAGES if not each.marker}
+    assert not {each.name for each in PACKAGES if each.marker} & always
     assert all(each.hashes and each.extras and each.via for each in PACKAGES)
 
 

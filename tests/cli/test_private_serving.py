@@ -220,7 +220,11 @@ def test_numbers_of_keys_wait_for_the_first_round():
         ("--delivery", "other"),
     ],
 )
-def test_a_delivery_without_what_it_needs_is_refused_and_nothing_is_fetched(options):
+def test_a_delivery_without_what_it_needs_is_refused_and_nothing_is_fetched(
+    options, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x").write_text("token")
     done = CliRunner().invoke(device, ["http://127.0.0.1:9", *TASK, *options])
     assert done.exit_code == 2, done.output
 

@@ -88,7 +88,7 @@ def test_broadcast_reaches_those_who_are_still_there():
 
 
 def test_only_those_named_here_use_the_door_out_of_a_client_placement():
-    users = {"primitives/deselect.py", "server/state.py"}
+    users = {"primitives/deselect.py"}
     found = {
         path.relative_to(ROOT / "src/keyhole").as_posix()
         for path in (ROOT / "src/keyhole").rglob("*.py")

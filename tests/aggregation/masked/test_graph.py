@@ -222,7 +222,7 @@ def test_a_graph_that_does_not_exist_is_refused(count, degree):
 
 @pytest.mark.parametrize("fractions", [(-0.1, 0.1), (0.1, -0.1), (0.5, 0.5), (math.nan, 0.1)])
 def test_fractions_that_leave_nobody_are_refused(fractions):
-    with pytest.raises(InputError, match="fractions"):
+    with pytest.raises(InputError, match="corrupt and dropped clients"):
         Risk(*fractions)
 
 
