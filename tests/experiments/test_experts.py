@@ -77,7 +77,7 @@ def test_more_experts_than_characters_are_refused():
 def test_two_experts_in_four_learn():
     """Chance is a quarter; the whole model is asked, though no client ever held it."""
     task = EXPERTS.on(writers(), SMALL)
-    run = run_of(task, rounds=40, m=2, cohort=12)
+    run = run_of(task, rounds=25, m=2, cohort=12)
     assert task.metrics["test"](run.state)["accuracy"] > 0.9
     layout = task.model.layout
     expected = 4 * layout.client_size(expert=2)  # bytes of float32

@@ -106,7 +106,7 @@ def test_what_a_trial_raises_ends_the_sweep(cells, tmp_path):
         list(
             run_cells(
                 cells("a", **{"client.min_examples": 10**6}),
-                2,
+                1,
                 tmp_path / "compiled",
                 threading.Event(),
             )

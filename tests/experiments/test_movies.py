@@ -93,7 +93,7 @@ def test_the_error_is_that_of_the_levels_while_movies_say_nothing():
 def test_ratings_are_predicted_better_than_by_the_means_of_movies():
     """Means say the same to both camps and err by 1.75 stars; a taste tells them apart."""
     task = MOVIES.on(two_camps(), {"factors": 2})
-    run = run_of(task, rounds=60, m=20)
+    run = run_of(task, rounds=30, m=20)
     found = task.metrics["test"](run.state)
     assert found["rmse_of_means"] > 1.7
     assert found["rmse"] < 0.7 * found["rmse_of_means"]
