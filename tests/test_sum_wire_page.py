@@ -375,8 +375,8 @@ class _Unbound:
 def test_the_limits_on_the_page_are_the_defaults():
     limits = AggregatorSettings(0)
     assert limits.min_clients is None
-    assert TwoServers().about.least_of(60) == 40
-    assert TwoServers(noise=1.0).about.least_of(60) == 2
+    assert TwoServers().about.min_clients_for(60) == 40
+    assert TwoServers(noise=1.0).about.min_clients_for(60) == 2
     assert "two thirds of the cohort, or 2 where the terms have noise" in AGGREGATORS
     assert f"(`--close-after`, {limits.close_after:,.0f} seconds)" in AGGREGATORS
     assert f"{limits.max_table >> 20:,} MB of a share of the sum" in AGGREGATORS

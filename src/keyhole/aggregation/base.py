@@ -252,7 +252,7 @@ class AggregationAbout(About):
         `SharedSum` of `aggregation/exchange.py`."""
         return self.is_served and self.servers == 2
 
-    def least_of(self, asked: int, goal: int | None = None) -> int:
+    def min_clients_for(self, asked: int, goal: int | None = None) -> int:
         """The fewest clients of which a sum is opened where this many were asked, and no more than
         `goal` waited for."""
         share = ceil(self.min_share * asked)

@@ -253,7 +253,7 @@ def add_shared(aggregation: SharedSum, request: SumRequest) -> SumResult:
     about = aggregation.about
     asked, counts = len(request.results), request.needs_counts
     seen, layout = about.seen_by(with_counts=counts), request.layout
-    minimum = about.least_of(asked, request.goal)
+    minimum = about.min_clients_for(asked, request.goal)
     if len(request.sent) < minimum:  # the servers would refuse, after all the work
         return withheld(len(request.sent), minimum, seen)
     name = name_of_sum(request)

@@ -157,7 +157,7 @@ class SumSend:
             this device there, or none to show the round's token for that aggregator instead, which
             counts at no other.
         second: party 1, likewise.
-        keys: of both, 32 bytes each, as `keyhole aggregator` shows them to its operator.
+        keys: of each aggregator, 32 bytes, as `keyhole aggregator` shows them to its operator.
         policy: what the device accepts.
         aggregation: how the update is shared; the sum that comes with keyhole if left out.
         ledger: where the device notes what its sums spend, over all runs, and what it refuses
@@ -213,7 +213,7 @@ class SumSend:
         for line in lines:  # nothing is sent, and nothing spent, that one of them would refuse
             line.ask()
         lines[0].post(bodies[0])
-        # One share is random numbers, whoever has it: what can be read from a sum leaves with the
+        # One share alone is random numbers: what can be read from a sum leaves with the
         # second. Its cost is on the disk before, and a round that is sent again costs once.
         if self.ledger is not None:
             self.ledger.charge(entry)

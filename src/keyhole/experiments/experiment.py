@@ -44,9 +44,9 @@ from keyhole.identity import Ref, identity_of
 from keyhole.keys.choice import Choice, Fact, KeyUsers, choose_with, facts_of
 from keyhole.keys.structured import CHOICE
 from keyhole.models.local_training import trainer_of
-from keyhole.parts import PartKind, near_miss, resolve, running
+from keyhole.parts import PartKind, resolve, running
 from keyhole.planner.prices import check_model_worth
-from keyhole.rounds.algorithms import Algorithm, algorithm_named
+from keyhole.rounds.algorithms import Algorithm, algorithm_named, with_added
 from keyhole.rounds.clients import Clients
 from keyhole.rounds.loop import Evaluation, Rounds, Run, resume_run, start_run
 from keyhole.rounds.machine import Buffering, exponential
@@ -54,7 +54,6 @@ from keyhole.rounds.record import RoundRecord
 from keyhole.rounds.round import Executor, in_process
 from keyhole.rounds.spec import RunParts, RunSpec
 from keyhole.sampling import Cohorts, Stream, generator
-from keyhole.server.optimizers import Optimizer, WithAdded
 from keyhole.server.state import ServerState
 from keyhole.server.store import holds_store
 
@@ -80,19 +79,6 @@ Hold: TypeAlias = Callable[[ServerState], ServerState]
 def hold_here(state: ServerState) -> ServerState:
     """Keeps the state in this process."""
     return state
-
-
-def _with_added(optimizer: Optimizer, model: Any) -> Optimizer:
-    """The optimizer, which leaves out what a model declares as `added`."""
-    paths = [field.path for part in model.layout.parts for field in part.fields]
-    found = WithAdded(optimizer, tuple(getattr(model, "added", ())))
-    for each in found.added:
-        if not any(WithAdded(optimizer, (each,)).is_added(path) for path in paths):
-            raise InputError(
-                f"the model has no parameter {each!r} to add updates to: got it in `added`; "
-                f"expected some of {', '.join(paths)}; {near_miss(each, paths)}"
-            )
-    return found if found.added else optimizer
 
 
 @dataclass(frozen=True, eq=False)
@@ -200,7 +186,7 @@ class Experiment:
                 own = self._own("server.optimizer")(server.lr)
             MADE_OPTIMIZER.check(f"what {server.optimizer} returns for a learning rate", own)
             named = replace(named, server=own)
-        return replace(named, server=_with_added(named.server, self.task.model))
+        return replace(named, server=with_added(named.server, self.task.model))
 
     def _own(self, path: str) -> Any:
         """The part of your own that a field names."""

@@ -12,7 +12,8 @@ from typing import Any
 
 from keyhole.errors import InputError
 from keyhole.models.client_update import ClientUpdate
-from keyhole.server.optimizers import SGD, Adagrad, Adam, Optimizer, Yogi
+from keyhole.parts import near_miss
+from keyhole.server.optimizers import SGD, Adagrad, Adam, Optimizer, WithAdded, Yogi
 
 
 @dataclass(frozen=True)
@@ -64,3 +65,16 @@ def algorithm_named(
     pull = proximal if known == "FedProx" else 0.0
     update = ClientUpdate(client_lr, proximal=pull, **client)
     return Algorithm(update, ALGORITHMS[known](server_lr, eps))
+
+
+def with_added(optimizer: Optimizer, model: Any) -> Optimizer:
+    """Returns the optimizer, which leaves out what a model declares as `added`."""
+    paths = [field.path for part in model.layout.parts for field in part.fields]
+    found = WithAdded(optimizer, tuple(getattr(model, "added", ())))
+    for each in found.added:
+        if not any(WithAdded(optimizer, (each,)).is_added(path) for path in paths):
+            raise InputError(
+                f"the model has no parameter {each!r} to add updates to: got it in `added`; "
+                f"expected some of {', '.join(paths)}; {near_miss(each, paths)}"
+            )
+    return found if found.added else optimizer

@@ -1,8 +1,8 @@
 """Keeps the norm of each key's last update, for choices that read it, such as `importance`.
 
-The norms are of sums, never of one client's update. Whoever holds the model before and after a step
-can compute them, so they say no more than the model does: with secure sums the server knows the sum
-anyway, with privacy the sum has its noise. Only keys that have moved are held.
+The norms are of sums, never of one client's update. They follow from the models before and after a
+step, so they say no more than the model does: with secure sums the server knows the sum anyway,
+with privacy the sum has its noise. Only keys that have moved are held.
 """
 
 from __future__ import annotations

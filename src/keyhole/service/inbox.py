@@ -216,8 +216,8 @@ class SpoolInbox:
         return Gathered(results, cost, add_up(t, results, layout, parts, blocks))
 
     def result(self, round_id: str, client: int, outcome: Outcome, coding: Coding) -> ClientResult:
-        """Returns what a client brought, if it brought anything; "refused" if that cannot be
-        added."""
+        """Returns what a client brought, if it brought anything; "refused" where its update is
+        unusable."""
         _, layout, parts = self._round
         if not self._spool.has(round_id, device_name(client)):
             is_above = self._spool.refusal(round_id, device_name(client)) == "norm"

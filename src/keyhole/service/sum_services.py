@@ -271,7 +271,7 @@ class SumServices:
                 "out, or make the run with an aggregation of that min_clients"
             )
         goal = terms_of(cohorts, asked).goal
-        least = self._minimum or about.least_of(len(asked), goal)
+        least = self._minimum or about.min_clients_for(len(asked), goal)
         place = struct.pack("<2q", parts.trial, t)
         of_sum = SumRound(
             layout,
@@ -368,7 +368,7 @@ class SumServices:
         one, other = (each.receipt(round_id, facts, asked) for each in self._both)
         if one != other or one.model != facts.model or max(one.places, default=0) >= asked:
             got = f"receipts of {len(one.places)} and {len(other.places)} clients"
-            raise different(got, "the same receipt of both, of the model that was published")
+            raise different(got, "the same receipt of each, of the model that was published")
         return one
 
     def _finished(self, round_id: str) -> list[SumStatus]:

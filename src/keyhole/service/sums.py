@@ -133,7 +133,7 @@ class AggregatorSettings:
             return self.min_clients
         about = about_of(self.aggregation)
         share = 0.0 if facts.noise else about.min_share
-        return replace(about, min_share=share).least_of(len(opening.cohort))
+        return replace(about, min_share=share).min_clients_for(len(opening.cohort))
 
     def _check_cohort(self, opening: SumOpening, facts: SumFacts) -> None:
         names = opening.cohort
@@ -142,7 +142,7 @@ class AggregatorSettings:
         limit = min(self.max_cohort, facts.max_clients)
         if len(names) > limit or len(set(names)) != len(names):
             raise TooLargeError(
-                f"a cohort that cannot be added up: got {len(names)} devices, {len(set(names))} of "
+                f"the cohort cannot be added up: got {len(names)} devices, {len(set(names))} of "
                 f"them different; expected {limit} different ones; ask fewer, each once"
             )
 

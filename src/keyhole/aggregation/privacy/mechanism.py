@@ -160,7 +160,7 @@ class PrivateSum:
         account has charged nothing for that."""
         about, sent = about_of(self.inner), len(request.sent)
         is_enough = about.hides_dropouts or sent == len(request.results)
-        least = about.least_of(len(request.results), request.goal)
+        least = about.min_clients_for(len(request.results), request.goal)
         if not is_enough or about.failure is None or sent < least:
             return
         if about.failure(request.layout, request.keys_per_client, self.cohorts) == 0:
