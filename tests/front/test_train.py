@@ -1,11 +1,13 @@
 """The front door: a model, data that name its keys, and a run that can be looked at."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 import keyhole as kh
 from keyhole.data.federated import Dataset, FederatedData, Ragged
-from keyhole.errors import InputError
+from keyhole.errors import CutError, InputError
 from keyhole.models.dense import masked_mean
 from keyhole.rounds.loop import Synchronous
 
@@ -176,3 +178,57 @@ def test_tf_idf_is_refused_with_noise_and_on_devices():
     served = kh.Experiment(task.defaults.changed({"keys.item.count": 4}), task.data, parts)
     with pytest.raises(InputError, match="devices cannot choose keys in this way"):
         served.run(0, kind=Synchronous())
+
+
+def test_data_that_nobody_declared_to_name_keys_are_no_silent_mistake():
+    """A column of another name than the key space, forgotten: clients would choose no key."""
+    data = make_data()
+    renamed = {
+        name: replace(split, columns={"film" if c == "item" else c: v for c, v in each.items()})
+        for name, split in data.splits.items()
+        if (each := split.columns)
+    }
+    task = kh.Task(make_model(), replace(data, splits=renamed, inputs={}), metrics={"mse": mse})
+    with pytest.raises(
+        InputError, match=r"no column is declared .* of 'item'.*columns film, label"
+    ):
+        kh.train(task, rounds=1, m=5, **SETTINGS)
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_a_key_beyond_the_table_names_column_client_and_key(split):
+    data = make_data()
+    wrong = data.splits[split].compact()
+    wrong.columns["item"][EACH + 3] = ITEMS
+    client = wrong.client_ids[1]
+    beyond = replace(data, splits={**data.splits, split: wrong})
+    with pytest.raises(InputError, match=f"column 'item' of client '{client}' .*got 60"):
+        kh.Task(make_model(), beyond)
+
+
+def test_a_key_that_was_not_selected_names_the_client():
+    with pytest.raises(InputError, match=r"^client \d in round 0: a client's data name a key"):
+        kh.train(make_task(missing="error"), rounds=1, m=2, **SETTINGS)
+
+
+def test_a_cut_of_no_parameter_suggests_the_nearest():
+    model = replace(make_model(), cuts=(kh.Cut(kh.KeySpace("item", ITEMS), {"scores": 0}),))
+    with pytest.raises(CutError, match=r"got 'scores'; expected 'score'; did you mean score\?"):
+        kh.Task(model, make_data())
+
+
+def test_a_metric_that_returns_an_array_is_named_with_its_shape():
+    task = kh.Task(make_model(), make_data(), metrics={"mse": lambda outputs, examples: outputs})
+    with pytest.raises(InputError, match=r"metric 'mse' is no number: got an array of shape \(40,"):
+        kh.train(task, rounds=1, m=5, **SETTINGS)
+
+
+def test_clients_without_examples_are_left_out_and_none_at_all_is_an_error():
+    columns = {"item": np.arange(6), "label": np.ones(6, np.float32)}
+    some = FederatedData.of(["ann", "ben", "cem"], [3, 0, 3], columns)
+    data = replace(make_data(), splits={"train": some, "test": some})
+    run = kh.train(kh.Task(make_model(), data), rounds=1, m=3, **SETTINGS)
+    assert len(run.records()[0].clients) == 2
+    none = replace(data, splits={"train": some.subset([1]), "test": some})
+    with pytest.raises(InputError, match="no client has this many examples: got min_examples 1"):
+        kh.train(kh.Task(make_model(), none), rounds=1, m=3, **SETTINGS)

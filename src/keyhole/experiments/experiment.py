@@ -161,8 +161,9 @@ class Experiment:
         train = splits["train"].with_at_least(minimum)
         if not len(train):
             raise InputError(
-                f"no client has this many examples: got min_examples {minimum}; expected "
-                f"1..{splits['train'].counts.max(initial=1)}; ask for fewer, or bring more data"
+                f"no client has this many examples: got min_examples {minimum}; expected at "
+                f"most {splits['train'].counts.max(initial=0)}, which the largest has; ask for "
+                "fewer, or bring more data"
             )
         dataset = replace(self.dataset, splits={**splits, "train": train})
         with running(f"task {self.spec.task}"):

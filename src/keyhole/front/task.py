@@ -20,7 +20,7 @@ from keyhole.errors import InputError
 from keyhole.experiments.task import Metrics, Predictions, TaskKind, TaskParts, places_of
 from keyhole.identity import Ref
 from keyhole.keys.choice import Choice, KeyCounts
-from keyhole.keys.structured import top
+from keyhole.keys.structured import OF_OWN_KEYS, top
 from keyhole.models.client_update import Batch, TrainsItself
 from keyhole.models.model import Model
 from keyhole.parts import near_miss
@@ -76,6 +76,9 @@ class Task:
                     f"the data have no {split} split: got {', '.join(self.data.splits)}; expected "
                     "train and test; call .hold_out(0.1) on them"
                 )
+        for column, space in self.data.inputs.items():
+            for clients in self.data.splits.values():
+                _check_keys(column, self.spaces[space], clients)
 
     @property
     def spaces(self) -> dict[str, KeySpace]:
@@ -252,6 +255,32 @@ def _check_inputs(spaces: Mapping[str, KeySpace], data: Dataset) -> None:
                 f"{dict(data.inputs)}; expected the column among them, so that its keys are "
                 f"renumbered; pass inputs={{{name!r}: {name!r}}}, or rename the column"
             )
+
+
+def _check_keys(column: str, space: KeySpace, split: FederatedData) -> None:
+    """Raises InputError where a client's data name keys beyond the key space."""
+    if _flat(split.columns[column]).max(initial=0) < space.num_keys:
+        return
+    for number, client in enumerate(split.client_ids):
+        named = _flat(split.client(number)[column])
+        if named.max(initial=0) >= space.num_keys:
+            raise InputError(
+                f"column {column!r} of client {client!r} names a key beyond key space "
+                f"{space.name!r}: got {named.max()}; expected 0..{space.num_keys - 1}; raise its "
+                "number of keys, and the rows of the parameters that it cuts, or mend the data"
+            )
+
+
+def check_choice(task: Task, space: str) -> None:
+    """Raises InputError where clients would choose among their own keys and no data name any."""
+    if space not in task.data.inputs.values() and task.choices[space] in OF_OWN_KEYS:
+        columns = task.data.splits["train"].columns
+        raise InputError(
+            f"no column is declared to name keys of {space!r}, so clients have none of their own "
+            f"to choose: got inputs {dict(task.data.inputs)} of columns {', '.join(columns)}; "
+            f"expected a column for it; pass inputs={{COLUMN: {space!r}}} where data are made, or "
+            "choose among all keys with keys=kh.keys.independent"
+        )
 
 
 def _check_unknown(task: Task) -> None:

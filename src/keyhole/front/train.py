@@ -14,7 +14,7 @@ from keyhole.errors import InputError
 from keyhole.experiments.experiment import Experiment, Start
 from keyhole.experiments.trackers import Tracked, trackers_of
 from keyhole.front.run import TrainedRun, printed, run_trial
-from keyhole.front.task import Task
+from keyhole.front.task import Task, check_choice
 from keyhole.identity import Ref, identity_of
 from keyhole.parts import near_miss
 from keyhole.rounds.fields import SpecField, spec_fields
@@ -112,6 +112,7 @@ def _spec_and_parts(
     for space, count in _counts(task, m).items():
         if count is None:
             continue
+        check_choice(task, space)
         changes[f"keys.{space}.count"] = count
         parts[f"keys.{space}.choice"] = task.choices[space]
     return task.defaults.changed(changes), task.data, parts

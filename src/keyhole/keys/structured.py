@@ -290,6 +290,10 @@ CHOICES: dict[str, Choice] = {
 """Ways to choose keys that need no settings: the paper's sections 5.2 and 5.3, and others'."""
 
 
+OF_OWN_KEYS: tuple[Choice, ...] = (top, random_own, random_top, tf_idf)
+"""Those that choose among the keys in a client's data, and choose none where data name none."""
+
+
 CHOICE = PartKind("choice of keys", "own-keys", takes=("context",))
 
 

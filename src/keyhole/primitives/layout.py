@@ -24,6 +24,7 @@ import numpy as np
 from keyhole import tree
 from keyhole.arrays import Array, KeyArray, Tree
 from keyhole.errors import CutError, KeySpaceError, ShapeError
+from keyhole.parts import near_miss
 from keyhole.primitives.keyspace import Keys, KeySpace, Product
 
 
@@ -77,7 +78,7 @@ def _axis(leaves: Mapping[str, Any], path: str, axis: int, space: KeySpace) -> i
     if path not in leaves:
         raise CutError(
             f"key space {space.name!r} cuts a parameter that does not exist: got {path!r}; "
-            f"expected {', '.join(map(repr, leaves))}; name a path of the model"
+            f"expected {', '.join(map(repr, leaves))}; {near_miss(path, leaves)}"
         )
     shape = tuple(leaves[path].shape)
     if not -len(shape) <= axis < len(shape):

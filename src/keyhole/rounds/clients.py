@@ -228,13 +228,22 @@ class ClientJob:
         """Returns the report before its update is clipped and weighted."""
         given = {}
         with running("train", _WHO, self.client, self.seed_path[-2]):
-            data = clients.localize(clients.data(self.client), self.keys)
+            data = self._localized(clients)
             if takes_context(clients.train):
                 held = None if self.state is None else unpack_state(self.state, self._who)
                 given["context"] = TrainContext(self.client, self.seed_path[-2], self.keys, held)
             found = clients.train(self.submodel, data, generator(*self.seed_path), **given)
         report = Report.of(found).checked(self._who, clients.max_state_bytes)
         return replace(report, weight=_examples(data)) if report.weight is None else report
+
+    def _localized(self, clients: Clients) -> Any:
+        """The client's data, as its keys number them; an error of them names the client."""
+        try:
+            return clients.localize(clients.data(self.client), self.keys)
+        except InputError as error:
+            if type(error) is InputError:
+                error.args = (f"{self._who}: {error}",)
+            raise
 
     @property
     def _who(self) -> str:
