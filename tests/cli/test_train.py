@@ -21,7 +21,7 @@ from keyhole.rounds.record import read_records
 from keyhole.rounds.spec import RunSpec
 from keyhole.service.served import Waiting
 from tests.cli.conftest import COMMAND
-from tests.helpers import LONG, ROOT
+from tests.helpers import LONG, ROOT, with_slow
 
 TINY = ("--size", "neurons=16", "--size", "hidden=8", "--cohort", "3", "--rounds", "2")
 
@@ -223,7 +223,7 @@ def test_a_grid_of_your_own_is_run_resumed_and_drawn(keyhole, few_writers, tmp_p
     assert "--scale goes with a figure of the paper" in refused.stderr
 
 
-@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("times", with_slow([1, 2], fast=[2]))
 def test_ctrl_c_keeps_what_was_done(times, environment, few_writers, tmp_path):
     args = ["train", "emnist_2nn", *TINY[:-1], "100000", "--m", "8"]
     args += ["--data", few_writers, "--out", tmp_path]

@@ -65,6 +65,6 @@ def test_word_sizes(alpha, structured, random, mixed):
 )
 def test_a_task_has_the_paper_s_model(name, expected):
     kind = TASKS[name]
-    sizes = {"words": 10_000} if kind.kind == "posts" else {}
+    sizes = {"words": 10_000, "users": 20} if kind.kind == "posts" else {"writers": 5}
     task = kind.on(make_synthetic(kind.kind, 0, **sizes))
     assert task.model.layout.server_size == expected
