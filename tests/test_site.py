@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.helpers import ROOT
+from tests.helpers import LONG, ROOT
 
 RUN_PAGES = [
     page
@@ -83,7 +83,7 @@ def test_a_notebook_runs_and_becomes_a_page(name, said, tmp_path):
 
 def test_pictures_are_current():
     command = [sys.executable, ROOT / "docs" / "pictures.py", "--check"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LONG)
     assert done.returncode == 0, done.stderr
 
 

@@ -17,7 +17,7 @@ from keyhole.device.take_part import (
 from keyhole.errors import AccessError, NotAdmittedError, RequestError, StaleError, TooLateError
 from keyhole.wire.messages import sum_settings
 from keyhole.wire.sockets import Clock, Retry
-from tests.helpers import assert_trees_equal
+from tests.helpers import LONG, assert_trees_equal
 
 KEYS = {"word": [3, 1, 3], "neuron": [5]}
 
@@ -206,7 +206,7 @@ def test_a_stop_ends_waiting_at_once(service):
         thread = threading.Thread(target=keep_taking_part, args=(device, HABIT))
         thread.start()
         stop.set()
-        thread.join(60)
+        thread.join(LONG)
         assert not thread.is_alive()
 
 

@@ -19,6 +19,7 @@ from keyhole.rounds.loop import start_run
 from keyhole.rounds.round import Engine, add_up_jobs, in_process
 from keyhole.server.row_sums import pair_up
 from tests.engines import crowd
+from tests.helpers import LONG
 from tests.rounds import toy
 
 JOBS = crowd.make_jobs()
@@ -47,10 +48,10 @@ def engine(crowd_on_ray):
     return crowd_on_ray.engine
 
 
-def in_time(do, seconds):
+def in_time(do):
     started = time.monotonic()
     done = do()
-    assert time.monotonic() - started < seconds
+    assert time.monotonic() - started < LONG
     return done
 
 
@@ -114,7 +115,7 @@ def test_killed_workers_are_replaced_and_the_record_says_so(engine, alone):
             for pid in engine.pids:
                 os.kill(pid, signal.SIGKILL)
 
-    model, records = in_time(lambda: train(engine, on_round=kill), 120)
+    model, records = in_time(lambda: train(engine, on_round=kill))
     assert model == alone[0]
     assert records[0] == alone[1][0]
     assert sorted({i.split(":")[0] for i in records[1].incidents}) == ["worker lost"]
@@ -139,7 +140,7 @@ def test_work_that_kills_every_worker_is_named_by_count(own_ray):
         RayEngine(crowd.make_deadly_clients, 1) as engine,
         pytest.raises(WorkerError, match="30 clients, 3 times"),
     ):
-        in_time(lambda: engine.add_up(crowd.make_clients(), JOBS[:30], toy.LAYOUT), 120)
+        in_time(lambda: engine.add_up(crowd.make_clients(), JOBS[:30], toy.LAYOUT))
 
 
 def test_a_population_that_cannot_be_built_says_why(own_ray):
@@ -151,7 +152,7 @@ def test_a_population_that_cannot_be_built_says_why(own_ray):
 def test_a_worker_that_dies_in_a_job_loses_nothing(own_ray, alone, tmp_path):
     mark = tmp_path / "killed"
     with RayEngine(partial(crowd.make_suicidal_clients, mark), 2) as engine:
-        model, records = in_time(lambda: train(engine), 120)
+        model, records = in_time(lambda: train(engine))
     assert mark.exists()
     assert model == alone[0]
     crowd.check_one_loss(records[0].incidents)
@@ -160,7 +161,7 @@ def test_a_worker_that_dies_in_a_job_loses_nothing(own_ray, alone, tmp_path):
 @SLOW
 def test_a_worker_that_is_silent_counts_as_lost(own_ray, alone, tmp_path):
     with RayEngine(partial(crowd.make_sleepy_clients, tmp_path / "m"), 2, patience=15) as engine:
-        model, records = in_time(lambda: train(engine), 120)
+        model, records = in_time(lambda: train(engine))
     assert model == alone[0]
     crowd.check_one_loss(records[0].incidents)
 
@@ -197,7 +198,7 @@ def test_a_cluster_that_is_not_there_is_named_at_once(address, kind, said, monke
     monkeypatch.delenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", raising=False)
     monkeypatch.setattr("ray.is_initialized", lambda: False)
     with pytest.raises(kind, match=said):
-        in_time(lambda: RayEngine(crowd.make_clients, address=address), 60)
+        in_time(lambda: RayEngine(crowd.make_clients, address=address))
 
 
 @pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"", None])
@@ -219,8 +220,8 @@ def test_a_port_that_answers_and_is_not_ray_is_named_in_time(answer, monkeypatch
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
         with pytest.raises(WorkerError, match=f"Ray does not answer: got {address}"):
-            in_time(lambda: RayEngine(crowd.make_clients, address=address), 60)
-        thread.join(60)
+            in_time(lambda: RayEngine(crowd.make_clients, address=address))
+        thread.join(LONG)
 
 
 @SLOW

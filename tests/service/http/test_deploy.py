@@ -178,7 +178,7 @@ def stampede(door, origin, url, count):
     ready.wait(LONG)
     origin.free.set()
     for thread in threads:
-        thread.join(60)
+        thread.join(LONG)
     return answers
 
 

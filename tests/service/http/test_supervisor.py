@@ -142,7 +142,7 @@ def test_a_worker_that_cannot_be_replaced_yet_is_tried_again(script, tmp_path):
     wait_for(lambda: starts(tmp_path) > 2)
     assert "no model" in process.stderr.readline()
     (tmp_path / "mode").write_text("serve")
-    wait_for(lambda: httpx.get(url + "/healthz", timeout=5).status_code == 200)
+    wait_for(lambda: httpx.get(url + "/healthz", timeout=LONG).status_code == 200)
     assert metric(page, "keyhole_requests_in_flight") == 0
 
 
