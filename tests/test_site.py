@@ -81,6 +81,20 @@ def test_a_notebook_runs_and_becomes_a_page(name, said, tmp_path):
     assert said in page
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["hello_select", "scaffold", "algorithm2_by_hand"])
+def test_the_gallery_shows_what_an_example_prints(name):
+    """Those that print the same everywhere: the command of the page gives the lines of the page."""
+    page = (ROOT / "docs" / "gallery.md").read_text()
+    _, _, shown = page.partition(f"$ python examples/{name}.py")
+    command = [sys.executable, ROOT / "examples" / f"{name}.py"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=True, timeout=600, env=AS_READERS
+    )
+    lines = shown.partition("```")[0].strip().splitlines()
+    assert done.stdout.rstrip().splitlines()[: len(lines) - 1] == lines[:-1]
+
+
 def test_pictures_are_current():
     command = [sys.executable, ROOT / "docs" / "pictures.py", "--check"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LONG)
