@@ -6,6 +6,7 @@ saw. The digest of the manifest in its head keeps it out.
 """
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from keyhole import tree
 from keyhole.device.take_part import Participant, take_part
 from keyhole.errors import StaleError
+from keyhole.server.inputs import UNBOUND
 from keyhole.service import app, inbox
 from keyhole.service.inbox import SpoolInbox
 from keyhole.service.transport import serving
@@ -84,7 +86,7 @@ def test_a_trainer_does_not_add_what_a_service_should_have_refused(runs):
     service, round_id = target_of(runs, "another run")
     service.spool.store(round_id, "device-3", body)
     reads = SpoolInbox(service.spool)
-    reads._round = 0, LAYOUT, None
+    reads._round = 0, LAYOUT, SimpleNamespace(bound=UNBOUND)
     assert reads.result(round_id, 3, "sent", None).outcome == "refused"
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+import keyhole as kh
 from keyhole.errors import InputError
 from keyhole.rounds.clients import ClientJob, Clients
 from keyhole.sampling import Cohorts
@@ -22,10 +23,15 @@ def get_examples(client):
     return EXAMPLES[client]
 
 
-def train(submodel, examples, rng):
-    """The toy's client; about one in forty diverges."""
+def train(submodel, examples, rng, context=None):
+    """The toy's client, which reports all that it may; about one in forty diverges, and one that
+    took part before moves less."""
     update = toy.train(submodel, examples, rng)
-    return {"x": update["x"] * np.float32(np.nan)} if rng.random() < 0.025 else update
+    times = 0 if context is None or context.state is None else int(context.state["times"])
+    factor = np.nan if rng.random() < 0.025 else 1 / (1 + times)
+    moved = {"x": update["x"] * np.float32(factor)}
+    state = {"times": np.array(times + 1)}
+    return kh.Report(moved, len(examples), {"times": times, "mean": update["x"].mean()}, state)
 
 
 def make_clients(train=train):
@@ -54,13 +60,13 @@ def check_one_loss(incidents):
 def once(mark, act):
     """Does something in the first client that gets there; a file remembers that it did."""
 
-    def train_once(submodel, examples, rng):
+    def train_once(submodel, examples, rng, context):
         try:
             Path(mark).touch(exist_ok=False)
         except FileExistsError:
-            return train(submodel, examples, rng)
+            return train(submodel, examples, rng, context)
         act()
-        return train(submodel, examples, rng)
+        return train(submodel, examples, rng, context)
 
     return train_once
 
@@ -81,10 +87,10 @@ def make_sleepy_clients(mark):
 def make_slow_clients(mark):
     """The mark tells that the first has begun."""
 
-    def train_slowly(submodel, examples, rng):
+    def train_slowly(submodel, examples, rng, context):
         Path(mark).touch()
         time.sleep(0.04)
-        return train(submodel, examples, rng)
+        return train(submodel, examples, rng, context)
 
     return make_clients(train_slowly)
 
@@ -111,10 +117,10 @@ class BreakableCrowd:
     mark: str
 
     def __call__(self):
-        def train_unless_broken(submodel, examples, rng):
+        def train_unless_broken(submodel, examples, rng, context):
             if Path(self.mark).exists():
                 raise InputError("it broke: got 1; expected 0; mend it")
-            return train(submodel, examples, rng)
+            return train(submodel, examples, rng, context)
 
         return make_clients(train_unless_broken)
 

@@ -33,13 +33,14 @@ PLANS = {
     "whole blocks": {"cohorts": {"size": 128}},
     "dropouts and over-selection": {"cohorts": LOSSES},
     "over those who chose": {"over": "choosers"},
+    "weighted by examples": {"over": "examples"},
     "nobody is left": {"cohorts": {"size": 2, "lost_after": 0.9}},
     "poisson": {"cohorts": {"size": 70, "sampling": "poisson"}},
     "asynchronous": {"buffering": Buffering(80, 70, duration=slowly), "cohorts": {"size": 70}},
     "secure-dense": {"aggregation": "secure-dense", "cohorts": {"size": 12, "lost_after": 0.1}},
     "secure-sparse": {"aggregation": "secure-sparse", "cohorts": {"size": 12}},
 }
-FAST = ("dropouts and over-selection", "over those who chose", "asynchronous", "secure-sparse")
+FAST = ("dropouts and over-selection", "weighted by examples", "asynchronous", "secure-sparse")
 assert crowd.COUNT > 3 * 64, "several blocks"
 
 

@@ -100,7 +100,7 @@ def _pinned(path: Path | None) -> bytes | None:
 @click.command(
     cls=GroupedCommand,
     roles={
-        "Training": "task trust client data seed rounds",
+        "Training": "task trust client data seed rounds states",
         "Slice service": "token_file ca cert key trainer_key trust_service insecure",
         "Delivery": "delivery second second_token_file anonymous relay relay_token_file "
         "gateway_config cache max_mb",
@@ -131,6 +131,12 @@ def _pinned(path: Path | None) -> bytes | None:
     "--cache",
     type=DIRECTORY,
     help="Keep slices here: those that have not changed are not sent again.",
+)
+@click.option(
+    "--states",
+    type=DIRECTORY,
+    help="Keep here what the client remembers between rounds, such as a personal head; it is never "
+    "sent. In memory if left out.",
 )
 @click.option(
     "--max-mb",
@@ -301,7 +307,7 @@ def _take_part(
 
     made_by = _population(options)
     rehearsed = None if options["seed"] is None else (options["seed"], 0)
-    population = PopulationClient(options["client"], made_by, rehearsed)
+    population = PopulationClient(options["client"], made_by, rehearsed, options["states"])
 
     sent: list[int] = []
     looked = -inf

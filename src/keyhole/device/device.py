@@ -40,6 +40,7 @@ from keyhole.errors import (
     ViolationError,
 )
 from keyhole.primitives.layout import ClientKeys
+from keyhole.primitives.report import Report
 from keyhole.wire.assignment import Phase, Wait
 from keyhole.wire.http import OCTETS, HttpClient
 from keyhole.wire.manifest import (
@@ -53,7 +54,7 @@ from keyhole.wire.manifest import (
     not_a_round,
     number_of,
 )
-from keyhole.wire.messages import SUM_SETTING, encode_update, refuse_clear
+from keyhole.wire.messages import SUM_SETTING, encode_report, encode_update, refuse_clear
 from keyhole.wire.signing import SIGNATURE, TrainerKey, read_signature
 from keyhole.wire.sockets import Certificate, Clock, Retry, Timeouts, refuse_longer
 
@@ -326,12 +327,13 @@ class Device:
         pieces = [self._segment(round, place, at, traffic) for at in range(len(info.segments))]
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
-    def send(self, round: Assignment | str, update: Tree, keys: DeviceKeys) -> int:
+    def send(self, round: Assignment | str, update: Tree | Report, keys: DeviceKeys) -> int:
         """Sends the update of this device; sending the same again changes nothing.
 
         Args:
             round: as `check_in` assigned it.
-            update: start minus end, shaped as the sub-model of `keys`.
+            update: start minus end, shaped as the sub-model of `keys`; or a report that holds it,
+                of which weight and metrics are sent, and the state is not.
             keys: what the sub-model was selected with.
 
         Returns:
@@ -346,7 +348,9 @@ class Device:
         known = self.known(round)
         refuse_clear(known.manifest.settings)
         chosen = known.keys_by_space(keys)
-        body = encode_update(known.layout, update, chosen, digest_of(known.id))
+        report = Report.of(update)
+        body = encode_update(known.layout, report.update, chosen, digest_of(known.id))
+        body = encode_report(report) + body
         path, token = f"/v1/rounds/{known.id}/updates", self.token_for(round)
         self.client.send(path, body, token=token, limit=_MAX_MESSAGE, content_type=OCTETS)
         return len(body)

@@ -25,6 +25,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
+from typing import Any
 
 from keyhole.aggregation import shared_sum
 from keyhole.aggregation.exchange import SharedSum, client_of
@@ -42,9 +43,11 @@ from keyhole.errors import (
     UntimelyError,
     ViolationError,
 )
+from keyhole.primitives.layout import Layout
+from keyhole.primitives.report import Report
 from keyhole.wire.http import OCTETS
 from keyhole.wire.manifest import digest_of
-from keyhole.wire.messages import SUM_SETTING, SharePlace, read_message
+from keyhole.wire.messages import SUM_SETTING, WEIGHT_SETTING, SharePlace, read_message
 
 _MAX_MESSAGE = 1 << 16  # bytes of an answer
 _KEY_DIGITS = 2 * PUBLIC_BYTES
@@ -148,6 +151,15 @@ class SumPolicy:
         )
 
 
+def _carried(known: KnownRound, report: Report) -> tuple[Layout, Tree]:
+    """The update, with its weight where the sum of the round has that of all."""
+    if known.manifest.settings.get(WEIGHT_SETTING) is not True:
+        return known.layout, report.update
+    from keyhole.rounds.adding import carrying, with_report
+
+    return with_report(known.layout, 1), carrying(report.update, report)
+
+
 @dataclass(frozen=True)
 class SumSend:
     """A `Send` of `Participant`: shares of the update to both aggregators.
@@ -173,8 +185,9 @@ class SumSend:
     ledger: Ledger | None = None
     name: str = "device"
 
-    def __call__(self, device: Device, round: Assignment, update: Tree, keys: DeviceKeys) -> int:
-        """Sends the update of a round.
+    def __call__(self, device: Device, round: Assignment, update: Any, keys: DeviceKeys) -> int:
+        """Sends the update of a round, or of a report; its weight is in the sum where the round
+        asks for it, and its metrics are not sent.
 
         Raises:
             ViolationError: the device does not accept the params, or pins no key of the trainer.
@@ -195,8 +208,9 @@ class SumSend:
         _check_bound(known)
         facts = self.aggregation.facts(params)
         self.policy.check(facts)
-        client = client_of(self.aggregation, params, digest_of(known.id), known.layout)
-        made = client.shard(update, known.keys_by_space(keys))
+        layout, sent = _carried(known, Report.of(update))
+        client = client_of(self.aggregation, params, digest_of(known.id), layout)
+        made = client.shard(sent, known.keys_by_space(keys))
         bodies = [
             seal_share(key, known.id, body)
             for key, body in zip(self.keys, made.bodies, strict=True)

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from math import inf
+from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
 import msgspec
@@ -33,16 +35,19 @@ from keyhole.errors import (
 )
 from keyhole.keys.budget import DeviceClass
 from keyhole.primitives.layout import KeysBySpace
+from keyhole.primitives.report import Report
 from keyhole.rounds.clients import ClientJob, Clients, check_keys_per_client, choose_keys
 from keyhole.rounds.spec import DeviceSpec
+from keyhole.server.client_states import MAX_STATE_BYTES, ClientStates
 from keyhole.wire.assignment import Wait
 from keyhole.wire.messages import SUM_SETTING, bound_of, refuse_clear
 
 Fetch: TypeAlias = Callable[[Device, Assignment, DeviceKeys], Submodel]
 """How a device gets its sub-model: `Device.fetch`, `fetch_at_home`, `QueryFetch` and the like."""
 
-Send: TypeAlias = Callable[[Device, Assignment, Tree, DeviceKeys], int]
-"""How a device sends its update: `Device.send`, or shares of it to two aggregators."""
+Send: TypeAlias = Callable[[Device, Assignment, Any, DeviceKeys], int]
+"""How a device sends its update: `Device.send`, or shares of it to two aggregators. It is given the
+update, or a `Report` where weight or metrics go with it."""
 
 _AFTER_MISS = 1.0  # seconds before a device that was too late checks in again
 _LONGEST_WAIT = 60.0  # seconds before it does when servers still do not hold the same round
@@ -57,18 +62,21 @@ class Participant:
 
     Args:
         choose: `round -> keys`.
-        train: `(round, what was fetched) -> update`, start minus end; what is sent is clipped to
-            what the round allows.
+        train: `(round, what was fetched) -> update`, start minus end, or a `Report` that holds it;
+            what is sent is clipped to what the round allows, and weighted where it weighs.
         fetch: `(device, round, keys) -> sub-model`: how slices are fetched, and so who learns which
             keys. The sub-model says which keys it was selected with: a private way may miss some.
         send: `(device, round, update, keys) -> bytes sent`: how the update travels, and so who
             learns it.
+        keep: `(round, state)`: keeps the packed state of a report, which never travels; called
+            once the update was taken.
     """
 
     choose: Callable[[KnownRound], DeviceKeys]
-    train: Callable[[KnownRound, Submodel], Tree]
+    train: Callable[[KnownRound, Submodel], Any]
     fetch: Fetch = Device.fetch
     send: Send = Device.send
+    keep: Callable[[Assignment, bytes], None] = lambda _, __: None
 
 
 @dataclass(frozen=True)
@@ -160,10 +168,14 @@ def _take(device: Device, told: Assignment, participant: Participant, send: Send
         device.refuse_unpinned()
     keys = participant.choose(known)
     fetched = participant.fetch(device, told, keys)
-    bound = bound_of(known.manifest.settings)
-    update = bound.clip(participant.train(known, fetched), fetched.keys)
+    who = f"this device in round {told.number}"
+    report = Report.of(participant.train(known, fetched)).checked(who, MAX_STATE_BYTES)
+    ready = bound_of(known.manifest.settings).ready(report, fetched.keys, who)
     _refuse_late(device, told)
-    sent = send(device, told, update, fetched.keys)
+    ready = replace(ready, state=None)
+    sent = send(device, told, ready.update if ready.beside is None else ready, fetched.keys)
+    if report.state is not None:
+        participant.keep(told, report.state)
     kept = sum(map(len, fetched.keys.values()))
     return Taken(
         round=told.round,
@@ -355,16 +367,19 @@ class PopulationClient:
         population: `settings -> the population`; called when a run is met for the first time.
         rehearsed: seed and trial of a run in process whose keys and updates it makes, from its own
             operator; None draws from the nonce of each round.
+        directory: where the client's state is kept between rounds, a folder for each run; None
+            keeps it in memory. A state counts in later rounds of its run alone.
     """
 
     client: int
     population: Callable[[DeviceSettings], Clients]
     rehearsed: tuple[int, int] | None = None
+    directory: Path | None = None
     _met: dict[bytes, Clients] = field(default_factory=dict, repr=False)
 
     def participant(self, fetch: Fetch = Device.fetch, send: Send = Device.send) -> Participant:
         """What it does in a round."""
-        return Participant(self.choose, self.train, fetch, send)
+        return Participant(self.choose, self.train, fetch, send, self.keep)
 
     def choose(self, known: KnownRound) -> KeysBySpace:
         """The keys that the client chooses in process, too."""
@@ -374,12 +389,21 @@ class PopulationClient:
         rules = _Rules(*self._draws(settings), settings.keys_per_client, settings.shared_keys)
         return choose_keys(self.client, known.manifest.number, known.layout, clients, rules)
 
-    def train(self, known: KnownRound, fetched: Submodel) -> Tree:
-        """The update that the client makes in process, too."""
-        settings, keys = DeviceSettings.of(known), fetched.keys
-        run = *self._draws(settings), known.manifest.number
-        job = ClientJob.of(*run, self.client, keys, fetched.model)
-        return job.train(self._clients(settings)).update
+    def train(self, known: KnownRound, fetched: Submodel) -> Any:
+        """The update that the client makes in process, too, or its report where it says more."""
+        settings, t = DeviceSettings.of(known), known.manifest.number
+        clients, bound = self._clients(settings), bound_of(known.manifest.settings)
+        path, state = (*self._draws(settings), t), clients.states.get(self.client, before=t)
+        job = ClientJob.of(*path, self.client, fetched.keys, fetched.model, bound, state)
+        report = job.brought(clients)
+        return report.update if report.beside is None else report
+
+    def keep(self, told: Assignment, state: bytes) -> None:
+        """Keeps what the client goes on with in its next round."""
+        (clients,) = self._met.values()
+        clients.states.offer({self.client: state})
+        clients.states.write(told.number)
+        clients.states.commit(told.number)
 
     def _draws(self, settings: DeviceSettings) -> tuple[int, int]:
         """Seed and trial, in the words of a run in process."""
@@ -388,7 +412,10 @@ class PopulationClient:
     def _clients(self, settings: DeviceSettings) -> Clients:
         name = msgspec.json.encode(msgspec.structs.replace(settings, nonce=""))
         if name not in self._met:
-            clients = replace(self.population(settings), users=None)  # of others, it knows nothing
+            folder = self.directory and self.directory / sha256(name).hexdigest()[:16]
+            clients = replace(  # of others, it knows nothing
+                self.population(settings), users=None, states=ClientStates(folder)
+            )
             if not 0 <= self.client < clients.count:
                 raise InputError(
                     f"the population has no such client: got {self.client}; expected "

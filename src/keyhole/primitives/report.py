@@ -81,7 +81,8 @@ class Report:
                 'expected a dict of name and number; report metrics={"loss": value}'
             )
         metrics = {str(n): _metric_number(n, value, who) for n, value in self.metrics.items()}
-        state = None if self.state is None else pack_state(self.state, who)
+        is_packed = self.state is None or isinstance(self.state, bytes)
+        state = self.state if is_packed else pack_state(self.state, who)
         if state is not None and len(state) > max_state_bytes:
             raise InputError(
                 f"the state of {who} is too large: got {len(state)} bytes; expected at most "

@@ -10,16 +10,17 @@ weight.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from math import inf, isfinite
+from math import inf, isfinite, nan
 
 import numpy as np
 
 from keyhole import tree
 from keyhole.aggregation.base import ClientResult, SumRequest, SumResult, about_of, withheld
 from keyhole.aggregation.privacy.mechanism import PrivateSum
-from keyhole.arrays import Array
+from keyhole.arrays import Array, Tree
 from keyhole.errors import InputError
 from keyhole.parts import running
 from keyhole.primitives.deselect import divide
@@ -68,7 +69,7 @@ def sum_results(
         return _add(request, parts)
     reports = _reports_of(request)
     if about_of(parts.aggregate).is_in_clear:
-        return _weighed(_add(request, parts), summarize(reports, parts.is_weighted), parts)
+        return weighed(_add(request, parts), summarize(reports, parts.is_weighted), parts)
     if not parts.is_weighted and not metric_names(reports):
         return _add(request, parts)
     return _add_with_reports(request, parts, metric_names(reports))
@@ -104,8 +105,25 @@ def _reports_of(request: SumRequest) -> list[Report]:
     return reports
 
 
-def _weighed(total: SumResult, reported: Reported, parts: RunParts) -> SumResult:
-    """The sum, divided by the weight of all where updates are weighted, with what was reported."""
+def agreed(results: Sequence[ClientResult]) -> list[ClientResult]:
+    """Returns results of devices, whose metrics have the names that most of them report: what one
+    device says must not end a run. Others count as if they could not tell."""
+    sent = [one for one in results if one.outcome == "sent" and one.report is not None]
+    named = Counter(tuple(sorted(one.report.metrics)) for one in sent if one.report is not None)
+    names = min(named, key=lambda each: (-named[each], each), default=())
+
+    def agree(one: ClientResult) -> ClientResult:
+        report = one.report or Report(None)
+        if one.outcome != "sent" or tuple(sorted(report.metrics)) == names:
+            return one
+        return replace(one, report=replace(report, metrics=dict.fromkeys(names, nan)))
+
+    return [agree(one) for one in results]
+
+
+def weighed(total: SumResult, reported: Reported, parts: RunParts) -> SumResult:
+    """Returns the sum, divided by the weight of all where updates are weighted, with what was
+    reported."""
     weight = reported.weight
     if total.rows is None or weight is None:
         return replace(total, reported=reported)
@@ -124,9 +142,7 @@ def _add_with_reports(request: SumRequest, parts: RunParts, names: Sequence[str]
     """The sum of updates that carry their reports."""
     wide = with_report(request.layout, 1 + 2 * len(names))
     results = [
-        one
-        if one.update is None
-        else replace(one, update={_MODEL: one.update, _REPORT: _numbers(one.report, names)})
+        one if one.update is None else replace(one, update=carrying(one.update, one.report, names))
         for one in request.results
     ]
     total = _add(replace(request, layout=wide, results=results), parts)
@@ -139,7 +155,13 @@ def _add_with_reports(request: SumRequest, parts: RunParts, names: Sequence[str]
         if told[2 + 2 * i] > 0
     }
     weight = float(told[0]) if parts.is_weighted else None
-    return _weighed(replace(total, rows=rows), Reported(weight, means), parts)
+    return weighed(replace(total, rows=rows), Reported(weight, means), parts)
+
+
+def carrying(update: Tree, report: Report | None, names: Sequence[str] = ()) -> Tree:
+    """Returns an update of `with_report`: one that carries the weight of its report, and metrics of
+    these names."""
+    return {_MODEL: update, _REPORT: _numbers(report, names)}
 
 
 def _numbers(report: Report | None, names: Sequence[str]) -> Array:

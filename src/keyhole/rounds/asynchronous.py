@@ -26,7 +26,7 @@ from keyhole.delivery.base import Cost
 from keyhole.errors import InputError
 from keyhole.primitives.layout import Layout
 from keyhole.primitives.report import Report
-from keyhole.rounds.adding import nothing_summed, sum_results
+from keyhole.rounds.adding import agreed, nothing_summed, sum_results
 from keyhole.rounds.clients import Clients
 from keyhole.rounds.machine import Buffering, StreamMachine, Terms, WhyStep
 from keyhole.rounds.record import RoundRecord
@@ -55,6 +55,7 @@ class AsyncRound:
 
     ended: list[ClientResult] = field(default_factory=list)
     costs: list[Cost] = field(default_factory=list)
+    is_of_devices: bool = False  # whose reports may differ
     incidents: list[str] = field(default_factory=list)
     _stale: list[int] = field(default_factory=list)
     _added: list[tuple[ClientResult, int]] = field(default_factory=list)
@@ -101,7 +102,8 @@ class AsyncRound:
             replace(result, update=weighted(result.update, weight(age)))
             for result, age in self._added
         ]
-        return sum_results(t, weighed, layout, parts)
+        results = agreed(weighed) if self.is_of_devices else weighed
+        return sum_results(t, results, layout, parts)
 
     @property
     def added(self) -> list[ClientResult]:

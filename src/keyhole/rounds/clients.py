@@ -225,7 +225,8 @@ class ClientJob:
         return self.bound.ready(self.brought(clients), self.keys, self._who)
 
     def brought(self, clients: Clients) -> Report:
-        """Returns the report before its update is clipped and weighted."""
+        """Returns the report before its update is clipped and weighted; where updates are weighted
+        and the client tells no weight, its examples are counted."""
         given = {}
         with running("train", _WHO, self.client, self.seed_path[-2]):
             data = self._localized(clients)
@@ -234,7 +235,8 @@ class ClientJob:
                 given["context"] = TrainContext(self.client, self.seed_path[-2], self.keys, held)
             found = clients.train(self.submodel, data, generator(*self.seed_path), **given)
         report = Report.of(found).checked(self._who, clients.max_state_bytes)
-        return replace(report, weight=_examples(data)) if report.weight is None else report
+        is_counted = self.bound.max_weight is not None and report.weight is None
+        return replace(report, weight=_examples(data)) if is_counted else report
 
     def _localized(self, clients: Clients) -> Any:
         """The client's data, as its keys number them; an error of them names the client."""

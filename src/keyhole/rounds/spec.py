@@ -372,6 +372,11 @@ class RunParts:
         return self.over == "examples"
 
     @property
+    def carries_weights(self) -> bool:
+        """Whether weights are added up in the sum of updates, which nobody sees."""
+        return self.is_weighted and self.privacy is None and not self._sum.is_in_clear
+
+    @property
     def divisor(self) -> Over:
         """What the aggregation divides by. The weight of all is known once it has added up; where
         privacy is promised it is nobody's to know, and the planned cohort stands in its place."""

@@ -45,10 +45,16 @@ class ClientStates:
         if directory is not None and directory.is_dir():
             self._open(directory, round)
 
-    def get(self, client: int) -> bytes | None:
-        """Returns the state of a client, None where it has none."""
-        if self._directory is None or client not in self._rounds:
-            return self._held.get(client)
+    def get(self, client: int, before: int | None = None) -> bytes | None:
+        """Returns the state of a client, None where it has none.
+
+        Args:
+            before: a round; a state of this one or a later one belongs to another run.
+        """
+        if client not in self._rounds or (before is not None and self._rounds[client] >= before):
+            return None
+        if self._directory is None:
+            return self._held[client]
         path = self._path(client, self._rounds[client])
         with storage_errors(path, "read"):
             return path.read_bytes()
@@ -74,13 +80,12 @@ class ClientStates:
     def commit(self, t: int) -> None:
         """Lets what was written count, and removes what it replaces."""
         offered, self._offered = self._offered, {}
-        if self._directory is None:
-            self._held |= offered
-            return
-        for client in offered:
+        for client, state in offered.items():
             older = self._rounds.get(client)
             self._rounds[client] = t
-            if older is not None and older != t:
+            if self._directory is None:
+                self._held[client] = state
+            elif older is not None and older != t:
                 self._path(client, older).unlink(missing_ok=True)
 
     def _path(self, client: int, t: int) -> Path:

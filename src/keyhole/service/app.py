@@ -350,7 +350,8 @@ class UpdateRoutes:
         One that is above the norm and to be clipped is stored as it is: who adds it up clips it.
         """
         limit = self.guards.limits.max_keys
-        update, keys = messages.decode_update(body, layout, limit, digest_of(round_id))
+        _, of_update = messages.split_report(body, bound)
+        update, keys = messages.decode_update(of_update, layout, limit, digest_of(round_id))
         taken = bound.take(update, keys)
         if taken.is_above:
             self.guards.metrics.add("above_norm")

@@ -12,7 +12,7 @@ from keyhole.delivery.clear import Pregenerated
 from keyhole.delivery.records import Coding, Demand
 from keyhole.errors import InputError, KeyholeError
 from keyhole.primitives.layout import Layout
-from keyhole.rounds.adding import add_up
+from keyhole.rounds.adding import add_up, agreed
 from keyhole.rounds.machine import Event
 from keyhole.rounds.round import result_of
 from keyhole.rounds.spec import RunParts
@@ -21,7 +21,7 @@ from keyhole.server.row_sums import BLOCK, BlockSum, pair_up, sum_block
 from keyhole.service.spool import UpdateSpool
 from keyhole.wire.assignment import device_name
 from keyhole.wire.manifest import digest_of
-from keyhole.wire.messages import bound_settings, decode_update
+from keyhole.wire.messages import bound_settings, decode_update, split_report
 
 
 def nothing_of(client: int, outcome: Outcome) -> ClientResult:
@@ -213,7 +213,7 @@ class SpoolInbox:
             results.extend(coming)
         demand: Demand = {result.client: result.keys for result in results if result.keys}
         cost = Pregenerated(coding).cost(layout, demand)
-        return Gathered(results, cost, add_up(t, results, layout, parts, blocks))
+        return Gathered(results, cost, add_up(t, agreed(results), layout, parts, blocks))
 
     def result(self, round_id: str, client: int, outcome: Outcome, coding: Coding) -> ClientResult:
         """Returns what a client brought, if it brought anything; "refused" where its update is
@@ -224,13 +224,14 @@ class SpoolInbox:
             return replace(nothing_of(client, outcome), is_above_norm=is_above)
         body = self._spool.read(round_id, device_name(client))
         try:
-            update, keys = decode_update(body, layout, 2**32, digest_of(round_id))
+            report, of_update = split_report(body, parts.bound)
+            update, keys = decode_update(of_update, layout, 2**32, digest_of(round_id))
         except KeyholeError:  # the service had checked it: a file was changed since
             return nothing_of(client, "refused")
         taken = parts.bound.take(update, keys)
         outcome = "refused" if taken.update is None else outcome
         cost = Pregenerated(coding).cost(layout, {client: keys})
-        return result_of(client, outcome, keys, taken, layout, cost)
+        return replace(result_of(client, outcome, keys, taken, layout, cost), report=report)
 
 
 def _sum_in_blocks(

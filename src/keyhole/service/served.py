@@ -97,7 +97,7 @@ class _Round:
     t: int
     machine: StreamMachine
     stream: ClientStream
-    async_round: AsyncRound = field(default_factory=AsyncRound)
+    async_round: AsyncRound = field(default_factory=lambda: AsyncRound(is_of_devices=True))
     # who may begin with its slices: anyone who was at work at any moment of it. A device that
     # has just ended may have been told so before that was known
     cohort: dict[str, None] = field(default_factory=dict)
@@ -351,11 +351,6 @@ class Served:
         self, t: int, state: ServerState, clients: Clients, parts: RunParts, execute: Executor
     ) -> tuple[tuple[RowUpdate, ...] | None, RoundRecord]:
         """Publishes round t, waits for its devices, and adds up what they sent."""
-        if parts.is_weighted:
-            raise InputError(
-                "devices do not report weights: got means over examples, over a service; expected "
-                "means over the cohort or over choosers; leave --mean-over out"
-            )
         parts = self._drawing(parts, self._kept())
         if parts.buffering is not None:
             return self._stream(t, parts.buffering).next(t, state, parts)

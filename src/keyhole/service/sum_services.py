@@ -51,6 +51,8 @@ from keyhole.errors import (
     ServiceError,
 )
 from keyhole.primitives.layout import Layout
+from keyhole.primitives.report import Reported
+from keyhole.rounds.adding import weighed, with_report, without_report
 from keyhole.rounds.machine import terms_of
 from keyhole.rounds.spec import RunParts
 from keyhole.sampling import Outcome
@@ -59,6 +61,7 @@ from keyhole.wire.assignment import device_name
 from keyhole.wire.http import HttpClient
 from keyhole.wire.manifest import digest_of
 from keyhole.wire.messages import (
+    WEIGHT_SETTING,
     Summaries,
     SumOpening,
     SumStatus,
@@ -274,7 +277,7 @@ class SumServices:
         least = self._minimum or about.min_clients_for(len(asked), goal)
         place = struct.pack("<2q", parts.trial, t)
         of_sum = SumRound(
-            layout,
+            with_report(layout, 1) if parts.carries_weights else layout,
             parts.keys_per_client,
             sha256(b"keyhole-sum" + self._salt + place).digest()[:16],
             len(asked),
@@ -285,7 +288,8 @@ class SumServices:
         params, facts = prepare(ready, of_sum)
         self._round = _Round(layout, parts, tuple(asked), ready, params, facts)
         self._look, self._was_away = _Look(), False
-        return sum_settings(params)
+        carried = {WEIGHT_SETTING: True} if parts.carries_weights else {}
+        return {**sum_settings(params), **carried}
 
     def begin(self, round_id: str) -> None:
         """Opens the sum at both aggregators, for updates of the model that was published; older
@@ -359,6 +363,9 @@ class SumServices:
         rows = tuple(part.divided(of_run.divisor, divisor) for part in sums)
         added = frozenset(device_name(now.asked[place]) for place in receipt.places)
         total = SumResult(rows, {}, dropped_rows=shares[0].dropped, seen_by=self._seen_by())
+        if of_run.carries_weights:
+            told, own = without_report(now.layout, with_report(now.layout, 1), rows)
+            total = weighed(replace(total, rows=own), Reported(float(told[0])), of_run)
         return total, added
 
     def _receipt(self, round_id: str) -> Receipt:

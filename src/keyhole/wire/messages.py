@@ -12,7 +12,7 @@ import struct
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import inf, nan
+from math import inf, isfinite, nan
 from typing import Any, Literal, TypeAlias, TypeVar
 from zlib import crc32
 
@@ -26,6 +26,7 @@ from keyhole.crypto.merkle import HASH_BYTES, HashArray
 from keyhole.delivery.records import RecordArray
 from keyhole.errors import (
     DamageError,
+    InputError,
     KeyholeError,
     KeySpaceError,
     MalformedError,
@@ -35,6 +36,7 @@ from keyhole.errors import (
 )
 from keyhole.primitives.keyspace import Keys, KeySpace
 from keyhole.primitives.layout import Layout
+from keyhole.primitives.report import Report
 from keyhole.server.inputs import UNBOUND, InputBound
 
 MAX_BLOCKS = 64
@@ -43,7 +45,11 @@ MAX_BLOCKS = 64
 Names = NDArray[np.uint64]
 """Short names of records, shape (m,): the first eight bytes of their leaves."""
 
-_QUERY, _UPDATE = b"KHQ2", b"KHU2"
+MAX_REPORT = 4096
+"""Bytes of what a device says beside its update."""
+
+_QUERY, _UPDATE, _REPORT = b"KHQ2", b"KHU2", b"KHR1"
+_REPORT_HEAD = struct.Struct("<4sI")  # name and version, bytes of JSON
 _HEAD = struct.Struct("<4sHH")  # name and version, two counts
 _UPDATE_HEAD = struct.Struct("<4sHH32s")  # the same, and the digest of the manifest
 _BLOCK = struct.Struct("<HBBI")  # table, bytes of a key, flags, keys
@@ -268,6 +274,58 @@ def decode_update(
     return tree.unflatten(layout.structure, leaves), keys
 
 
+class _Told(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a device says beside its update; null for a metric that is no finite number."""
+
+    weight: float | None = None
+    metrics: dict[str, float | None] = {}
+
+
+def encode_report(report: Report) -> bytes:
+    """Returns what precedes an update whose device says more; nothing where it does not."""
+    if report.weight is None and not report.metrics:
+        return b""
+    told = {name: value if isfinite(value) else None for name, value in report.metrics.items()}
+    text = msgspec.json.encode(_Told(report.weight, told))
+    if len(text) > MAX_REPORT:
+        raise InputError(
+            f"the metrics of a client are too many to be sent: got {len(text)} bytes; expected "
+            f"{MAX_REPORT} or fewer; report fewer of them, or shorter names"
+        )
+    body = _REPORT_HEAD.pack(_REPORT, len(text)) + text
+    return body + _CHECK.pack(crc32(body))
+
+
+def split_report(body: bytes, bound: InputBound) -> tuple[Report | None, bytes]:
+    """Returns what a device says beside its update, None for nothing, and the update's own bytes.
+
+    Raises:
+        RequestError: it is no report, or has not the weight that the round asks for.
+    """
+    report, rest = None, body
+    if body[: len(_REPORT)] == _REPORT:
+        _, size = _unpack(_REPORT_HEAD, body, 0)
+        end = _REPORT_HEAD.size + size
+        if size > MAX_REPORT or _unpack(_CHECK, body, end)[0] != crc32(body[:end]):
+            raise _malformed("the checksum or the length of its report")
+        try:
+            told = msgspec.json.decode(body[_REPORT_HEAD.size : end], type=_Told)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise _malformed("its report") from error
+        metrics = {name: nan if value is None else value for name, value in told.metrics.items()}
+        report, rest = Report(None, told.weight, metrics), bytes(body[end + _CHECK.size :])
+    weight = None if report is None else report.weight
+    if (weight is None) != (bound.max_weight is None) or not _is_weight(weight, bound):
+        raise _malformed("its weight, which is not one of this round")
+    return report, rest
+
+
+def _is_weight(weight: float | None, bound: InputBound) -> bool:
+    """Whether a weight is a share of the max weight, or any number where there is none."""
+    most = inf if bound.max_weight == inf else 1.0
+    return weight is None or (isfinite(weight) and 0 <= weight <= most)
+
+
 def _unpack(form: struct.Struct, body: bytes | bytearray, at: int) -> tuple[Any, ...]:
     try:
         return form.unpack_from(body, at)
@@ -379,12 +437,19 @@ def peer_name(party: int) -> str:
     return f"aggregator-{party}"
 
 
-_MAX_NORM, _ABOVE_NORM = "max_update_norm", "above_norm"
+_MAX_NORM, _ABOVE_NORM, _MAX_WEIGHT = "max_update_norm", "above_norm", "max_weight"
 
 
 def bound_settings(bound: InputBound) -> dict[str, object]:
-    """Returns what the settings of a manifest say about how long an update may be."""
-    return {_MAX_NORM: bound.max_norm, _ABOVE_NORM: bound.above} if bound.is_bound else {}
+    """Returns what the settings of a manifest say about how long an update may be, and how it is
+    weighted: `max_weight` is null where weights have no bound, and absent where updates count
+    alike."""
+    told: dict[str, object] = {}
+    if bound.is_bound:
+        told = {_MAX_NORM: bound.max_norm, _ABOVE_NORM: bound.above}
+    if bound.max_weight is not None:
+        told[_MAX_WEIGHT] = bound.max_weight if bound.max_weight < inf else None
+    return told
 
 
 def bound_of(settings: Mapping[str, object]) -> InputBound:
@@ -394,11 +459,21 @@ def bound_of(settings: Mapping[str, object]) -> InputBound:
         InputError: they say no norm that an update could have.
     """
     limit, above = settings.get(_MAX_NORM, inf), settings.get(_ABOVE_NORM, UNBOUND.above)
-    is_number = isinstance(limit, int | float) and not isinstance(limit, bool)
-    return InputBound(float(limit) if is_number else nan, above)  # type: ignore[arg-type]
+    weight = None
+    if _MAX_WEIGHT in settings:
+        weight = inf if settings[_MAX_WEIGHT] is None else _number(settings[_MAX_WEIGHT])
+    return InputBound(_number(limit), above, max_weight=weight)  # type: ignore[arg-type]
+
+
+def _number(value: object) -> float:
+    """A number of the settings; NaN, which a bound refuses, for what is none."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number else nan  # type: ignore[arg-type]
 
 
 SUM_SETTING = "sum_terms"
+WEIGHT_SETTING = "sum_of_weights"
+"""Of a round with params of a sum: whether updates carry their weights in it."""
 
 
 def sum_settings(params: bytes) -> dict[str, object]:

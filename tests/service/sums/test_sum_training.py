@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
+import keyhole as kh
 from keyhole.aggregation.base import Rounding
 from keyhole.aggregation.plain import PLAIN
 from keyhole.aggregation.privacy.ledger import Ledger, read_ledger
@@ -42,6 +43,7 @@ from tests.service.sums.private_run import (
     model_bytes,
     served,
     services,
+    train,
     with_nan,
 )
 
@@ -56,15 +58,28 @@ def asked_of(plan, t=0):
     return sample_cohort(plan.cohorts, plan.seed, plan.trial, t)
 
 
-@pytest.mark.parametrize("over", ["cohort", pytest.param("choosers", marks=pytest.mark.slow)])
+def make_weighted():
+    """Clients that weigh 1, 2 or 3: a quarter of them is exact."""
+
+    def weigh(submodel, data, rng):
+        return kh.Report(train(submodel, data, rng), weight=1 + data % 3)
+
+    return replace(make_clients(), train=weigh)
+
+
+SLOW = [pytest.param(over, marks=pytest.mark.slow) for over in ("choosers", "examples")]
+
+
+@pytest.mark.parametrize("over", ["cohort", *SLOW])
 def test_a_run_with_two_aggregators_has_the_bytes_of_one_in_process(both, over):
-    plan = make_plan(over=over)
-    with devices(*both):
-        run = start_run(make_state(), make_clients(), plan, kind=served(*both))
+    plan = make_plan(over=over, max_weight=4.0)
+    with devices(*both, population=make_weighted):
+        run = start_run(make_state(), make_weighted(), plan, kind=served(*both))
         records = list(run.rounds(3))
-    expected = start_run(make_state(), make_clients(), plan)
+    expected = start_run(make_state(), make_weighted(), plan)
     for record, other in zip(records, expected.rounds(3), strict=True):
         assert record.clients == other.clients
+        assert record.total_weight == other.total_weight
         assert record.not_opened is None
     assert model_bytes(run.state) == model_bytes(expected.state)
     assert set(records[0].seen_in_sum) == {"first server", "second server", "trainer"}

@@ -37,6 +37,7 @@ What a node's own operator says, `flower-supernode --node-config "..."`:
     ca="/etc/ca.pem"         PEM file of the authorities to trust for https
     insecure=true            plain http may leave this machine
     cache="/var/slices"      keep slices here: those that have not changed are not sent again
+    states="/var/states"     keep what clients remember between rounds here, a folder for each
     trainer-key="FILE"       take part only in rounds that this trainer signed
     trust-service=true       or take part in secure sums without that key
     seed=0                   rehearse: draw as a run in process of this seed does
@@ -241,6 +242,7 @@ class NodeConfig:
     ca: str | None = None
     insecure: bool = False
     cache: str | None = None
+    states: str | None = None
     trainer_key: str | None = None
     trust_service: bool = False
     seed: int | None = None

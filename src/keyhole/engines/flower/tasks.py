@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from flwr.app import Context
 
@@ -76,7 +77,8 @@ class TaskClients:
             return self._made[name]
 
         rehearsed = None if node.seed is None else (node.seed, 0)
-        return PopulationClient(client, population, rehearsed).participant()
+        states = None if node.states is None else Path(node.states) / str(client)
+        return PopulationClient(client, population, rehearsed, states).participant()
 
 
 server_app = make_server_app(train_task)
