@@ -38,7 +38,7 @@ def token(name):
 def batches_of(sybils, access, least=LEAST):
     """What arrives when a victim and sybils, given by what they show, ask at one time."""
     gateway = Gateway()
-    mix = Mix(seconds=0.0, clients=LEAST, least=least, longest=0.2)
+    mix = Mix(seconds=0.0, clients=LEAST, min_devices=least, longest=0.2)
     app = RelayApp(gateway, mix=mix, access=access)
 
     async def post(client, body, shown):

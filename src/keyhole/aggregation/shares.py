@@ -346,8 +346,8 @@ def pack_receipt(facts: SumFacts, party: int, receipt: Receipt) -> bytes:
 def read_receipt(facts: SumFacts, party: int, data: bytes | memoryview) -> Receipt:
     """Returns what server `party` says that it adds; raises as `read_list` does."""
     if len(data) < receipt_message_bytes(0):
-        least = receipt_message_bytes(0)
-        raise FRAMING.malformed(f"{len(data)} bytes", f"{least} bytes or more")
+        shortest = receipt_message_bytes(0)
+        raise FRAMING.malformed(f"{len(data)} bytes", f"{shortest} bytes or more")
     length = len(data) - FRAMING.head_bytes - CHECK_BYTES
     body = FRAMING.unseal(facts, "receipt", party, data, length)
     model, params, cohort, count = _RECEIPT.unpack_from(body)

@@ -299,13 +299,13 @@ def _by_space(flag: str, usual: RunSpec, texts: Iterable[str]) -> dict[str, str]
     return found
 
 
-def _whole(flag: str, text: str, least: int = 0) -> int:
+def _whole(flag: str, text: str, minimum: int = 0) -> int:
     try:
         value = int(text.replace("_", ""))
     except ValueError:
         value = -1
-    if value < least:
-        wrong = f"{text!r} is not a whole number, {least} or more"
+    if value < minimum:
+        wrong = f"{text!r} is not a whole number, {minimum} or more"
         raise click.BadParameter(wrong, param_hint=flag)
     return value
 

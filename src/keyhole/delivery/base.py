@@ -366,8 +366,8 @@ class PrivateTable:
     @property
     def public(self) -> PublicTable:
         """What everybody may know."""
-        most = min(self.max_keys, self.num_keys)
-        numbers = self.num_keys, self.row_bytes, most
+        limit = min(self.max_keys, self.num_keys)
+        numbers = self.num_keys, self.row_bytes, limit
         return PublicTable(self.name, self.model, self.tree.root, *numbers)
 
 

@@ -270,8 +270,8 @@ class WrongRows:
         self._rounds, self._count = self._rounds + 1, self._count + taken.wrong
         if self._rounds % _TELL_EVERY == 0:
             if self._count:
-                least = 10 ** (len(str(self._count)) - 1)
-                self.tell(f"{least} or more slices of the last {_TELL_EVERY} rounds were wrong")
+                lowest = 10 ** (len(str(self._count)) - 1)
+                self.tell(f"{lowest} or more slices of the last {_TELL_EVERY} rounds were wrong")
             self._count = 0
 
 

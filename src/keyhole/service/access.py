@@ -387,7 +387,7 @@ class Guards:
         self._by_address = TokenBuckets(limits.rate_per_address, limits.burst, limits.max_devices)
         self._queries = TokenBuckets(limits.queries_per_token / _HOUR, _HOUR, limits.max_devices)
         cpu = limits.cpu_per_address, limits.cpu_burst
-        self._cpu = TokenBuckets(*cpu, limits.max_devices, least=0.0)
+        self._cpu = TokenBuckets(*cpu, limits.max_devices, min_size=0.0)
         self._turns = Turns()
 
     def admit(self, request: Request, round_id: str) -> TokenClaims | None:

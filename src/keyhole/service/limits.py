@@ -70,8 +70,8 @@ class TokenBuckets:
     [0.0, 0.25, 0.0]
     """
 
-    def __init__(self, rate: float, burst: float, limit: int, least: float = 1.0) -> None:
-        self._rate, self._size, self._limit = rate, max(least, rate * burst), limit
+    def __init__(self, rate: float, burst: float, limit: int, min_size: float = 1.0) -> None:
+        self._rate, self._size, self._limit = rate, max(min_size, rate * burst), limit
         # Requests that may be made at once, and the monotonic seconds when that was so.
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 

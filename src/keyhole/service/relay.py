@@ -64,7 +64,7 @@ class Mix:
 
     seconds: float = 0.2  # after which they go, if enough others are there
     clients: int = 64  # different devices whose requests go as soon as this many have come
-    least: int = 1  # different devices; requests of fewer never go
+    min_devices: int = 1  # different devices; requests of fewer never go
     longest: float = 10.0  # seconds after which those that found too few others come back later
     # of one forwarded batch; more go in several. Their answers together must be within what the
     # gateway gives out at once, 512 MB unless told otherwise
@@ -72,11 +72,11 @@ class Mix:
 
     def __post_init__(self) -> None:
         is_timed = 0 <= self.seconds <= 60 and 0 < self.longest <= 60
-        if not is_timed or not 1 <= self.least <= self.clients or self.requests < 1:
+        if not is_timed or not 1 <= self.min_devices <= self.clients or self.requests < 1:
             raise InputError(
-                f"the mix is invalid: got {self.seconds:g} s, {self.least} to {self.clients} "
+                f"the mix is invalid: got {self.seconds:g} s, {self.min_devices} to {self.clients} "
                 f"clients, {self.requests} requests; expected 0..60 s, 1 or more clients and "
-                "requests, and a least number of clients that is not above the other; choose other "
+                "requests, and a min number of clients that is not above the max; choose other "
                 "numbers"
             )
 
@@ -126,13 +126,13 @@ class Mixer:
         """Sends off what waits, once it is of enough devices."""
         pool, loop = self._pools[length], asyncio.get_running_loop()
         pool.timer.cancel()
-        if len(pool.names) < self._mix.least and loop.time() < pool.until:
+        if len(pool.names) < self._mix.min_devices and loop.time() < pool.until:
             wait = min(max(self._mix.seconds, _LOOK_EVERY), pool.until - loop.time())
             pool.timer = loop.call_later(wait, self._go, length)
             return
         del self._pools[length]
-        if len(pool.names) < self._mix.least:
-            _send_away(pool, self._mix.least)
+        if len(pool.names) < self._mix.min_devices:
+            _send_away(pool, self._mix.min_devices)
             return
         task = asyncio.get_running_loop().create_task(self._exchange(pool))
         self._tasks.add(task)  # the loop itself would forget it
@@ -165,13 +165,13 @@ class Mixer:
         return answers
 
 
-def _send_away(pool: _Pool, least: int) -> None:
+def _send_away(pool: _Pool, min_devices: int) -> None:
     for _, turn in pool.waiting:
         if not turn.done():
             turn.set_exception(
                 BusyError(
                     f"too few devices to mix requests with: got {len(pool.names)}; expected "
-                    f"{least} at one time; come back when the answer says"
+                    f"{min_devices} at one time; come back when the answer says"
                 )
             )
 

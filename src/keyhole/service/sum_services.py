@@ -274,7 +274,7 @@ class SumServices:
                 "out, or make the run with an aggregation of that min_clients"
             )
         goal = terms_of(cohorts, asked).goal
-        least = self._minimum or about.min_clients_for(len(asked), goal)
+        minimum = self._minimum or about.min_clients_for(len(asked), goal)
         place = struct.pack("<2q", parts.trial, t)
         of_sum = SumRound(
             with_report(layout, 1) if parts.carries_weights else layout,
@@ -282,7 +282,7 @@ class SumServices:
             sha256(b"keyhole-sum" + self._salt + place).digest()[:16],
             len(asked),
             with_counts=parts.over == "choosers",
-            min_clients=max(least, cohorts.min_updates),
+            min_clients=max(minimum, cohorts.min_updates),
             norm=norm,
         )
         params, facts = prepare(ready, of_sum)
@@ -420,8 +420,8 @@ class SumServices:
 
     def _seen_by(self) -> dict[str, str]:
         now, about = self._now(), about_of(self._now().parts.aggregate)
-        least = about.min_per_key
-        opened = f"the rows that {least} or more chose" if least else "all updates"
+        minimum = about.min_per_key
+        opened = f"the rows that {minimum} or more chose" if minimum else "all updates"
         trainer = Leak(updates=f"who takes part, and the sum of {opened}")
         about = replace(about, leaks={**about.leaks, "trainer": trainer})
         return about.seen_by(with_counts=now.facts.with_counts)

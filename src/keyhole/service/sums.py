@@ -96,8 +96,8 @@ class AggregatorSettings:
     budget: Budget = UNBOUNDED  # what may be spent of a device's privacy, over all runs
 
     def __post_init__(self) -> None:
-        least = 1 if self.min_clients is None else self.min_clients
-        limits = least, self.max_sums, self.max_table, self.max_upload, self.max_cohort
+        minimum = 1 if self.min_clients is None else self.min_clients
+        limits = minimum, self.max_sums, self.max_table, self.max_upload, self.max_cohort
         if self.party not in (0, 1) or min(limits) < 1 or not self.close_after > 0:
             raise InputError(
                 f"settings of an aggregator that make no sense: got party {self.party}, least "
@@ -112,11 +112,11 @@ class AggregatorSettings:
                 f"this is the other aggregator: got a sum for party {opening.party}; expected "
                 f"party {self.party}; name the aggregators in the order of their parties"
             )
-        least = self._least(opening, facts)
-        if facts.min_clients < least:
+        minimum = self._minimum(opening, facts)
+        if facts.min_clients < minimum:
             raise InputError(
                 f"a sum of too few clients could be released: got at least {facts.min_clients}; "
-                f"expected at least {least} of {len(opening.cohort)}, says the operator of this "
+                f"expected at least {minimum} of {len(opening.cohort)}, says the operator of this "
                 "aggregator; raise --min-clients of the trainer, or lower it here"
             )
         self._check_cohort(opening, facts)
@@ -127,7 +127,7 @@ class AggregatorSettings:
                 "forget older ones"
             )
 
-    def _least(self, opening: SumOpening, facts: SumFacts) -> int:
+    def _minimum(self, opening: SumOpening, facts: SumFacts) -> int:
         """The fewest clients that a sum may be released with."""
         if self.min_clients is not None:
             return self.min_clients

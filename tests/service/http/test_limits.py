@@ -28,7 +28,7 @@ def test_a_bucket_never_gives_more_than_its_rate(steps, rate, size):
 
 @given(st.floats(0, 0.99), st.floats(0.1, 50))
 def test_anyone_who_waits_as_told_is_let_in(left, rate):
-    buckets = TokenBuckets(rate, 5.0 / rate, limit=1, least=5.0)  # 5, whatever is rounded
+    buckets = TokenBuckets(rate, 5.0 / rate, limit=1, min_size=5.0)  # 5, whatever is rounded
     while not buckets.wait("a", 0.0):
         pass
     now = left / rate  # by then, that much is left

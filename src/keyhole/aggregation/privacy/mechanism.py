@@ -160,8 +160,8 @@ class PrivateSum:
         account has charged nothing for that."""
         about, sent = about_of(self.inner), len(request.sent)
         is_enough = about.hides_dropouts or sent == len(request.results)
-        least = about.min_clients_for(len(request.results), request.goal)
-        if not is_enough or about.failure is None or sent < least:
+        needed = about.min_clients_for(len(request.results), request.goal)
+        if not is_enough or about.failure is None or sent < needed:
             return
         if about.failure(request.layout, request.keys_per_client, self.cohorts) == 0:
             raise InputError(
