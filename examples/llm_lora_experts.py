@@ -63,7 +63,7 @@ model = kh.torch.from_module(adapted, loss, cuts, forward=forward)
 rng = np.random.default_rng(0)
 data = kh.data.from_dict({f"person {n}": write(n, rng) for n in range(PEOPLE)}).hold_out(0.1)
 task = kh.Task(model, data, keys=kh.keys.independent, metrics={"loss": test_loss})
-settings = {"cohort": 10, "client_lr": 1.5, "evaluate_every": ROUNDS, "progress": False}
+settings: dict = {"cohort": 10, "client_lr": 1.5, "evaluate_every": ROUNDS, "progress": False}
 every = {space.name: space.num_keys for space in model.layout.spaces}  # 16 of each
 base = sum(p.numel() for name, p in adapted.named_parameters() if "lora" not in name)
 print(f"base: {4 * base:,} bytes, with experts; never sent whole")

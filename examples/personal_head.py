@@ -64,7 +64,7 @@ def make_data():
 
 
 def run(personal, data, rounds, out=None):
-    settings = {"cohort": 20, "m": 40, "client_lr": 0.05, "mean_over": "choosers"}
+    settings: dict = {"cohort": 20, "m": 40, "client_lr": 0.05, "mean_over": "choosers"}
     task = kh.Task(Ratings(personal), data)
     return kh.train(task, rounds=rounds, out=out, progress=False, **settings)
 

@@ -44,7 +44,7 @@ frame["label"] = (rng.normal(size=ITEMS)[frame["item"]] > rng.normal(0, 0.5, len
 data = kh.data.from_pandas(frame, client="user", inputs={"item": "item"}, target="label")
 cut = kh.Cut(kh.KeySpace("item", ITEMS), {"items.weight": 0})
 task = kh.Task(kh.torch.Model(Net, loss, cuts=[cut]), data.hold_out(0.1), metrics={"auc": auc})
-settings = {"cohort": 20, "client_lr": 0.5, "evaluate_every": ROUNDS // 5, "progress": False}
+settings: dict = {"cohort": 20, "client_lr": 0.5, "evaluate_every": ROUNDS // 5, "progress": False}
 few = kh.train(task, rounds=ROUNDS, m=100, mean_over="choosers", **settings)
 full = kh.train(task, rounds=ROUNDS, m="all", mean_over="choosers", **settings)
 for name, run in {"100 items": few, "all items": full}.items():

@@ -123,8 +123,9 @@ def count_examples(data: Batch) -> int:
     return counts.pop()
 
 
-Trainer: TypeAlias = Callable[[Tree, Any, np.random.Generator], Tree]
-"""`(slices, examples, rng) -> update`, start minus end."""
+Trainer: TypeAlias = Callable[..., Any]
+"""`(slices, examples, rng) -> update`, start minus end, or a `Report` of it; it may take a
+`TrainContext` after them."""
 
 
 @runtime_checkable

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, SupportsFloat
 
 from keyhole.errors import CohortError, InputError
 from keyhole.identity import identity_of
@@ -60,7 +60,7 @@ class Evaluation:
         InputError: `every` is below 1.
     """
 
-    metrics: Callable[[ServerState], Mapping[str, float]]
+    metrics: Callable[[ServerState], Mapping[str, SupportsFloat]]
     every: int = 1
 
     def __post_init__(self) -> None:
