@@ -3,14 +3,18 @@
 import importlib.util
 import re
 
+import numpy as np
 import pytest
 
+import keyhole as kh
+from keyhole.data.federated import Dataset, FederatedData
 from tests.helpers import ROOT
 
 PAGE = (ROOT / "docs" / "own-model.md").read_text()
-BLOCKS = re.findall(r"```python( torch)?\n(.*?)```", PAGE, re.S)
-JAX = [code for is_torch, code in BLOCKS if not is_torch]
-TORCH = [code for is_torch, code in BLOCKS if is_torch]
+BLOCKS = re.findall(r"```python ?(\w*)\n(.*?)```", PAGE, re.S)
+JAX = [code for kind, code in BLOCKS if not kind]
+TORCH = [code for kind, code in BLOCKS if kind == "torch"]
+MODULES = {kind: code for kind, code in BLOCKS if kind not in ("", "torch")}
 
 
 def run(blocks, capsys):
@@ -20,10 +24,25 @@ def run(blocks, capsys):
     expected = re.findall(r"# prints (.*)", "".join(blocks))
     assert capsys.readouterr().out.splitlines() == expected
     assert expected
+    return scope
 
 
 def test_the_jax_model_runs(capsys):
     run(JAX, capsys)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["linen", "nnx", "equinox"])
+def test_modules_of_other_libraries_train(kind, capsys):
+    package = {"linen": "flax", "nnx": "flax"}.get(kind, kind)
+    pytest.importorskip(package, reason=f"{package} is not installed: pip install {package}")
+    model = run([*JAX, MODULES[kind]], capsys)["model"]
+    columns = {"film": np.arange(80) * 7, "stars": np.ones(80, np.float32)}
+    people = FederatedData.of([f"u{i}" for i in range(8)], [10] * 8, columns)
+    splits = {"train": people, "test": people}
+    task = kh.Task(model, Dataset("stars", "stars", splits, {}, inputs={"film": "film"}))
+    trained = kh.train(task, rounds=1, m=5, cohort=4, progress=False)  # it has an identity
+    assert trained.rounds == 1
 
 
 @pytest.mark.skipif(
