@@ -125,6 +125,8 @@ def near_miss(name: str, known: Iterable[str]) -> str:
 def resolve(name: str) -> Any:
     """Returns the object that "module:NAME" names; dots in NAME go into classes and objects.
 
+    An object that stands for a part, as `kh.Task` does for a task, has it as `as_part`.
+
     From then on modules of the working directory, where people keep their own, are found; those of
     the Python path come first.
 
@@ -159,7 +161,7 @@ def resolve(name: str) -> Any:
             fix = near if "mean" in near else f"check what {module} defines"
             raise _unresolved(name, f"no {part} in {_file_of(module)}", fix)
         found = getattr(found, part)
-    return found
+    return getattr(found, "as_part", found)
 
 
 def _file_of(module: str) -> str:

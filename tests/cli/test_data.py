@@ -239,7 +239,7 @@ def error(outputs, examples):
 
 
 model = kh.Model(init, loss, predict, (kh.Cut(kh.KeySpace("film", 9), {"mean": 0}),))
-TASK = kh.Task(model, kh.data.open_dataset("stars"), metrics={"error": error}, name="films").kind
+TASK = kh.Task(model, kh.data.open_dataset("stars"), metrics={"error": error}, name="films")
 """
 
 

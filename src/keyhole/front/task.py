@@ -112,6 +112,11 @@ class Task:
         )
 
     @property
+    def as_part(self) -> TaskKind:
+        """What "module:NAME" of a task names: its `kind`."""
+        return self.kind
+
+    @property
     def defaults(self) -> RunSpec:
         """How it is trained unless `train` says otherwise."""
         return RunSpec(
