@@ -129,7 +129,7 @@ class Speeds:
     """
 
     gather: float = 6.8e9
-    binding: float = 0.23e9
+    binding: float = 0.45e9
     path_seconds: float = 0.3e-6
     place_seconds: float = 0.25e-6
     aes: float = 6.6e9
@@ -140,9 +140,9 @@ class Speeds:
     expand: float = 1e9
     read_seconds: float = 0.86e-3
     reply: float = 1.8e9
-    ask_seconds: float = 2.4e-3
+    ask_seconds: float = 1.6e-3
     share_seconds: float = 0.2e-6
-    opening: float = 0.7e9
+    opening: float = 1.4e9
     lwe_answer: float = 7e9
     lwe_answer_many: float = 15e9
     lwe_hint: float = 16e6
