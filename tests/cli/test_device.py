@@ -178,7 +178,7 @@ def test_a_device_says_once_that_it_waits_and_why_it_missed_a_round(capsys):
     now = answer(200, OPEN)
     late = refusal(410, "TooLateError", "the round is over")
     options = {"task": "so_tag", "data": None, "client": 0, "rounds": None}
-    options |= {"trust": (), "seed": None}
+    options |= {"trust": (), "seed": None, "states": None}
     with (
         scripted(wait, now, wait, late, late, wait, refusal(401, "AccessError")) as script,
         Device(f"http://127.0.0.1:{script.port}", clock=Clock(sleep=lambda _: None)) as made,
