@@ -19,6 +19,7 @@ from keyhole.rounds.machine import Buffering
 from keyhole.rounds.record import decode_records, encode_records
 from keyhole.sampling import Cohorts
 from keyhole.server.row_sums import RowUpdate
+from tests.helpers import load_example
 from tests.rounds import toy
 
 SECURE = aggregation_named("secure-dense", Rounding())
@@ -181,7 +182,10 @@ REFUSED = {
     "the weight of client": ("weight", [-1, np.nan, np.ones(2), "many"]),
     "metric 'loss' of client": ("metrics", [{"loss": np.ones(3)}, {"loss": None}]),
     "the metrics of client": ("metrics", [[1.0]]),
-    "the state of client": ("state", [{"a": "text"}, {1: np.ones(2)}, {"a": (np.ones(1),)}]),
+    "the state of client": (
+        "state",
+        [b"bytes", {"a": "text"}, {1: np.ones(2)}, {"a": (np.ones(1),)}],
+    ),
 }
 
 
@@ -266,3 +270,24 @@ def test_a_damaged_state_is_named(tmp_path):
     with pytest.raises(StorageError, match=r"client \d+ in round \d+ is damaged"):
         list(made.rounds(20))
     made.close()
+
+
+def test_a_model_says_how_much_a_client_may_keep():
+    example = load_example("scaffold")
+    small = type("Small", (example.Scaffold,), {"max_state_bytes": 100})()
+    task = kh.Task(small, example.make_data())
+    with pytest.raises(InputError, match=r"client \d+ in round 0 is too large: got \d+ bytes"):
+        kh.train(task, rounds=1, cohort=5, m=20, progress=False)
+
+
+def test_client_metrics_are_in_frames_curves_and_on_the_screen(capsys):
+    pytest.importorskip("pandas", reason="pandas is not installed: pip install 'keyhole[data]'")
+    example = load_example("scaffold")
+    task = kh.Task(example.Scaffold(), example.make_data())
+    settings = {"cohort": 5, "m": 20, "client_lr": 1.0, "mean_over": "examples"}
+    made = kh.train(task, rounds=3, **settings)
+    told = [record.client_metrics["loss"].mean for record in made.records()]
+    assert made.frame()["client_loss"].tolist() == told
+    assert made.curve("client_loss")[1].tolist() == [told]
+    assert (made.frame()["total_weight"] > 0).all()
+    assert f"client_loss {told[-1]:.4g}" in capsys.readouterr().err

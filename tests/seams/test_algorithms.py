@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+import keyhole as kh
+from keyhole.experiments.experiment import Experiment
 from keyhole.server.client_states import ClientStates
 from keyhole.tree import flatten
 from tests.helpers import load_example
@@ -38,3 +40,11 @@ def test_a_killed_run_goes_on_to_the_same_model_and_states(kept, tmp_path, name)
         assert {client: states.get(client) for client in range(60)} == held
         files = list((kept / name / moment / "trial-0/clients").iterdir())
         assert len(files) == sum(state is not None for state in held.values())
+
+
+def test_a_run_that_keeps_no_state_keeps_none_of_its_clients(tmp_path):
+    example = load_example("scaffold")
+    task = kh.Task(example.Scaffold(), example.make_data())
+    spec = task.defaults.changed({"rounds": 1, "cohort.size": 3})
+    Experiment(spec, task.data, {"task": task.kind}).run(0, tmp_path, keep_state=False)
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == []

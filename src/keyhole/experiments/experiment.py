@@ -54,6 +54,7 @@ from keyhole.rounds.record import RoundRecord
 from keyhole.rounds.round import Executor, in_process
 from keyhole.rounds.spec import RunParts, RunSpec
 from keyhole.sampling import Cohorts, Stream, generator
+from keyhole.server.client_states import MAX_STATE_BYTES
 from keyhole.server.state import ServerState
 from keyhole.server.store import holds_store
 
@@ -222,6 +223,7 @@ class Experiment:
             choose=choose_with(self._choices, self.task.count_keys),
             train=trainer_of(self.task.model, self.algorithm.client, slots),
             localize=localize_of(self.spec, self.task),
+            max_state_bytes=getattr(self.task.model, "max_state_bytes", MAX_STATE_BYTES),
             users=KeyUsers(self.task.clients, self.task.data, self.task.count_keys),
         )
 
@@ -423,6 +425,7 @@ class Experiment:
             write_result(directory, result)
             if not keep_state:
                 shutil.rmtree(directory / "state")
+                shutil.rmtree(directory / "clients", ignore_errors=True)
         return result
 
     def describe(self, trial: int) -> dict[str, Any]:

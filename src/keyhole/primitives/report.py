@@ -81,9 +81,10 @@ class Report:
                 'expected a dict of name and number; report metrics={"loss": value}'
             )
         metrics = {str(n): _metric_number(n, value, who) for n, value in self.metrics.items()}
-        is_packed = self.state is None or isinstance(self.state, bytes)
-        state = self.state if is_packed else pack_state(self.state, who)
-        if state is not None and len(state) > max_state_bytes:
+        if self.state is None or isinstance(self.state, PackedState):
+            return Report(self.update, weight, metrics, self.state)
+        state = pack_state(self.state, who)
+        if len(state) > max_state_bytes:
             raise InputError(
                 f"the state of {who} is too large: got {len(state)} bytes; expected at most "
                 f"{max_state_bytes}; keep less in it, or raise max_state_bytes"
@@ -127,7 +128,11 @@ def _shown(value: Any, number: float | None) -> str:
     return held if number is None else f"{number:g}"
 
 
-def pack_state(state: Tree, who: str) -> bytes:
+class PackedState(bytes):
+    """A client's state as `pack_state` has written it."""
+
+
+def pack_state(state: Tree, who: str) -> PackedState:
     """Returns a client's state as bytes; raises InputError where it is no tree of arrays."""
     try:
         arrays = {path: np.asarray(leaf) for path, leaf in flatten(state).items()}
@@ -147,7 +152,7 @@ def pack_state(state: Tree, who: str) -> bytes:
     body = [_MAGIC, _COUNT.pack(len(head.encode())), head.encode()]
     body += [a.astype(a.dtype.newbyteorder("<"), order="C").tobytes() for a in arrays.values()]
     packed = b"".join(body)
-    return packed + _COUNT.pack(crc32(packed))
+    return PackedState(packed + _COUNT.pack(crc32(packed)))
 
 
 def unpack_state(packed: bytes, who: str) -> Tree:
