@@ -8,7 +8,7 @@ from __future__ import annotations
 import fcntl
 import os
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeAlias
@@ -79,6 +79,29 @@ def replacing(path: Path, *, secret: bool = False) -> Iterator[int]:
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
+
+
+def write_together(folder: Path, contents: Mapping[str, Buffer]) -> None:
+    """Writes secret files of one folder, each whole or not at all; all are on the disk in the end.
+
+    A disk is waited for once everything was handed to it: about half the time of one file after the
+    other.
+    """
+    opened: dict[Path, int] = {}
+    with storage_errors(folder, "write to"):
+        try:
+            for name, content in contents.items():
+                path = folder / f"{name}.tmp"
+                opened[path] = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, SECRET)
+                write_all(opened[path], [content])
+            for descriptor in opened.values():
+                os.fsync(descriptor)
+        finally:
+            for descriptor in opened.values():
+                os.close(descriptor)
+        for path in opened:
+            path.rename(path.with_suffix(""))
+        sync_directory(folder)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Runs of the examples that keep states, each killed in its third round at one of two moments.
+"""Runs of the examples that keep states, each killed in its third round.
 
 python -m tests.seams.killed_algorithms DIRECTORY starts them from one process.
 """
@@ -13,10 +13,9 @@ from keyhole.server.store import Store
 from tests.helpers import load_example
 
 ROUNDS, KILLED_IN = 5, 2
-EXAMPLES = ("scaffold", "personal_head")
-MOMENTS = {
-    "written": (Store, "commit"),  # states are on the disk, and their step is not
-    "committed": (ClientStates, "commit"),  # the step is stored, and older states are still there
+EXAMPLES = {  # and where each dies
+    "scaffold": (Store, "commit"),  # states are on the disk, and their step is not
+    "personal_head": (ClientStates, "commit"),  # the step is stored, and older states are there
 }
 
 
@@ -38,15 +37,13 @@ def die_in(kind, method):
 
 
 def main(directory):
-    for name in EXAMPLES:
-        data = load_example(name).make_data()
-        for moment, place in MOMENTS.items():
-            child = os.fork()
-            if not child:
-                die_in(*place)
-                train(name, data, Path(directory, name, moment))
-                os._exit(0)  # not reached
-            assert os.waitpid(child, 0)[1] == signal.SIGKILL
+    for name, place in EXAMPLES.items():
+        child = os.fork()
+        if not child:
+            die_in(*place)
+            train(name, load_example(name).make_data(), Path(directory, name))
+            os._exit(0)  # not reached
+        assert os.waitpid(child, 0)[1] == signal.SIGKILL
 
 
 if __name__ == "__main__":

@@ -13,11 +13,12 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from keyhole.files import make_directory, replacing, storage_errors, write_all
+from keyhole.files import make_directory, storage_errors, write_together
 
 MAX_STATE_BYTES = 16 << 20
 """The most that one client keeps between rounds unless told otherwise."""
 
+_AT_ONCE = 256  # files that are open at a time
 _NAME = re.compile(r"(\d+)-(\d+)")
 
 
@@ -73,9 +74,9 @@ class ClientStates:
         if self._directory is None or not self._offered:
             return
         make_directory(self._directory)
-        for client, state in self._offered.items():
-            with replacing(self._path(client, t), secret=True) as descriptor:
-                write_all(descriptor, [state])
+        held = [(self._path(client, t).name, state) for client, state in self._offered.items()]
+        for start in range(0, len(held), _AT_ONCE):
+            write_together(self._directory, dict(held[start : start + _AT_ONCE]))
 
     def commit(self, t: int) -> None:
         """Lets what was written count, and removes what it replaces."""
