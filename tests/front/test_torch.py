@@ -177,6 +177,16 @@ def test_an_optimizer_of_your_own_has_groups_and_a_schedule():
     assert not same_bytes(update, update_of(make_model(optimizer=adam), settings)[1])
 
 
+def test_a_model_clips_gradients_as_settings_do():
+    settings = ClientUpdate(client_lr=0.3, batch_size=4)
+    _, clipped = update_of(make_model(clip_norm=0.05), settings)
+    told = ClientUpdate(client_lr=0.3, batch_size=4, clip_norm=0.05)
+    assert same_bytes(clipped, update_of(make_model(), told)[1])
+    assert not same_bytes(clipped, update_of(make_model(), settings)[1])
+    with pytest.raises(InputError, match="clip_norm is out of range: got 0"):
+        make_model(clip_norm=0)
+
+
 def test_momentum_beside_an_optimizer_of_your_own_is_refused():
     model = make_model(optimizer=lambda named, lr: torch.optim.SGD([p for _, p in named], lr))
     with pytest.raises(InputError, match="momentum is set beside an optimizer"):

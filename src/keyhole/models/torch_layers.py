@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
 from hashlib import sha256
+from math import inf
 from typing import Any, Protocol
 
 import numpy as np
@@ -71,6 +72,7 @@ def from_module(
     optimizer: MakeOptimizer | None = None,
     schedule: Callable[[int, int], float] | None = None,
     stochastic: bool = False,
+    clip_norm: float = inf,
 ) -> TorchModel:
     """Returns a model that trains what the cuts name of `module`, and nothing else of it.
 
@@ -80,7 +82,7 @@ def from_module(
         loss: `(outputs, batch) -> scalar`, the mean over the batch.
         cuts: such as `vocabulary_cut(module)`, `lora_cut(module)`, `expert_cut(module)`.
         trained: names of further tensors, `*` for any text, that all clients receive and train.
-        forward, optimizer, schedule, stochastic: as for `kh.torch.Model`.
+        forward, optimizer, schedule, stochastic, clip_norm: as for `kh.torch.Model`.
 
     Raises:
         CutError: a cut names no tensor, one that another cut has, or layers that differ.
@@ -96,6 +98,7 @@ def from_module(
         optimizer=optimizer,
         schedule=schedule,
         stochastic=stochastic,
+        clip_norm=clip_norm,
     )
 
 

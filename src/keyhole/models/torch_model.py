@@ -21,6 +21,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
+from math import inf
 from types import ModuleType
 from typing import Any, TypeAlias
 
@@ -51,12 +52,15 @@ class TorchModel:
         optimizer: `(named parameters, lr) -> torch.optim.Optimizer`, made for each client, with
             groups and moments as you like; plain SGD with the momentum of the run unless told.
         schedule: `(step, steps) -> factor` of the learning rate, steps counted from 0.
+        clip_norm: gradients are scaled down to this Euclidean norm over all parameters before each
+            step, where they are longer; infinity never scales.
         stochastic: whether training draws from PyTorch's own generator, as dropout does. It is
             noticed otherwise, at the price of training the first clients twice. Clients that draw
             train one after the other in a process, since there is one generator.
 
     Raises:
-        InputError: PyTorch is not installed, or `make_net` does not take the key spaces.
+        InputError: PyTorch is not installed, `make_net` does not take the key spaces, or
+            `clip_norm` is not above 0.
         CutError: a cut names no tensor that travels, or cuts a tied tensor in two ways.
 
     A run sets `torch.set_num_threads(1)`: clients run in parallel, not their operations, and the
@@ -70,10 +74,16 @@ class TorchModel:
     optimizer: MakeOptimizer | None = None
     schedule: Callable[[int, int], float] | None = None
     stochastic: bool = False
+    clip_norm: float = inf
     _for_prediction: Nets = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         torch_lib()
+        if not self.clip_norm > 0:
+            raise InputError(
+                f"clip_norm is out of range: got {self.clip_norm}; expected above 0, or infinity "
+                "for none; choose another"
+            )
         object.__setattr__(self, "_for_prediction", Nets(self.make))
         try:
             inspect.signature(self.make_net).bind(**self._whole)

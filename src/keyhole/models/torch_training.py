@@ -240,6 +240,11 @@ class TrainableNet(Protocol):
         ...
 
     @property
+    def clip_norm(self) -> float:
+        """The max norm of gradients."""
+        ...
+
+    @property
     def stochastic(self) -> bool:
         """Whether it is known to draw from PyTorch's generator."""
         ...
@@ -377,6 +382,7 @@ def _stepper(
     """Returns what makes step t from the gradients that are there, and clears them."""
     torch = torch_lib()
     parameters = [p for _, p in net.trained]
+    clip_norm = min(model.clip_norm, settings.clip_norm)
     start = [p.detach().clone() for p in parameters] if settings.proximal else []
     move = (
         _sgd(parameters, settings)
@@ -386,8 +392,8 @@ def _stepper(
 
     def step(t: int) -> None:
         with torch.no_grad():
-            if settings.clip_norm != np.inf:
-                _clip(parameters, settings.clip_norm)
+            if clip_norm != np.inf:
+                _clip(parameters, clip_norm)
             if settings.proximal:
                 _pull(parameters, start, settings.proximal)
             move(1.0 if model.schedule is None else model.schedule(t, steps))
