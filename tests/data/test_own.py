@@ -230,3 +230,15 @@ def test_a_run_is_not_resumed_on_other_data(tmp_path):
     assert kh.train(_task(1.0), **settings).rounds == 1
     with pytest.raises(InputError, match="holds a run with another"):
         kh.train(_task(2.0), **settings)
+
+
+@pytest.mark.parametrize("value", [NAN, float("inf"), -float("inf")])
+def test_a_target_that_is_not_finite_names_its_row_and_client(value):
+    with pytest.raises(InputError, match=f"no value in row 1 of client 'ben': got {value}"):
+        make(label=[1.0, value, 0.5])
+
+
+def test_data_say_what_they_hold_in_a_line():
+    assert repr(make()) == (
+        "<data set own: train 2 clients with 3 examples; columns item, label; keys item -> item>"
+    )

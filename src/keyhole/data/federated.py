@@ -177,6 +177,16 @@ class Dataset:
     inputs: Mapping[str, str] = field(default_factory=dict)
     target: str | None = None
 
+    def __repr__(self) -> str:
+        counts = ", ".join(
+            f"{split} {len(data):,} clients with {int(data.counts.sum()):,} examples"
+            for split, data in self.splits.items()
+        )
+        columns = next(iter(self.splits.values())).columns if self.splits else ()
+        keys = ", ".join(f"{column} -> {space}" for column, space in self.inputs.items())
+        told = [counts, f"columns {', '.join(columns)}", keys and f"keys {keys}"]
+        return f"<data set {self.name}: {'; '.join(part for part in told if part)}>"
+
     def hold_out(
         self,
         share: float,

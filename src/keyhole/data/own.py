@@ -299,13 +299,15 @@ def _to_keys(name: str, column: Column, place: Place) -> Column:
 
 
 def _check_target(name: str, column: Column, place: Place) -> None:
-    """Raises InputError where a value is missing."""
-    is_missing = np.isnan(flat_values(column))
-    if is_missing.any():
-        at = int(row_of_value(column)[int(np.argmax(is_missing))])
+    """Raises InputError where a value is missing or infinite."""
+    values = flat_values(column)
+    is_bad = ~np.isfinite(values)
+    if is_bad.any():
+        bad = int(np.argmax(is_bad))
+        at = int(row_of_value(column)[bad])
         raise InputError(
-            f"target {name!r} has no value in {place(at)}: got nan; expected a number; mend the "
-            "value, or leave the row out"
+            f"target {name!r} has no value in {place(at)}: got {values[bad]}; expected a finite "
+            "number; mend the value, or leave the row out"
         )
 
 
