@@ -21,8 +21,14 @@ def answers(name):
     return not losses and not {"aggregation", "buffering"} & PLANS[name].keys()
 
 
-def participant_of(client, context):
-    return PopulationClient(client, lambda _: crowd.make_clients(), toy.REHEARSED).participant()
+def participant_in(folder):
+    """What makes participants, anew in every round: their states are in a folder."""
+
+    def participant_of(client, context):
+        own = toy.REHEARSED, folder / str(client)
+        return PopulationClient(client, lambda _: crowd.make_clients(), *own).participant()
+
+    return participant_of
 
 
 @pytest.mark.parametrize(
@@ -34,8 +40,8 @@ def participant_of(client, context):
     ],
 )
 def test_flower_changes_no_byte_of_the_state(tmp_path, name):
-    grid = grid_of(None, None, participant_of=participant_of)
-    with small_service(tmp_path) as service:
+    grid = grid_of(None, None, participant_of=participant_in(tmp_path / "states"))
+    with small_service(tmp_path / "service") as service:
         kind = rounds_of(grid, service)
         run = start_run(toy.make_state(), crowd.make_clients(), plan_named(name), kind=kind)
         records = list(run.rounds(ROUNDS))
