@@ -3,6 +3,8 @@
 Needs the extra `llm`; models are tiny and have random weights.
 """
 
+import pickle
+
 import numpy as np
 import pytest
 
@@ -311,6 +313,16 @@ def test_an_adapter_of_another_base_is_refused(tmp_path):
     assert all(np.array_equal(a, again[name]) for name, a in ours.init(0).items())
     with pytest.raises(InputError, match="there is no file of trained tensors"):
         kh.torch.load_trained(ours, tmp_path / "nowhere")
+
+
+def test_a_model_can_be_sent_to_another_process():
+    adapted = with_lora(make_llama())
+    model = kh.torch.from_module(adapted, loss, [kh.torch.lora_cut(adapted)], forward=forward)
+    keys = model.layout.spaces[0].keys([1, 6])
+    (_, ours), (_, theirs) = (
+        update_of(each, keys, client()) for each in (model, pickle.loads(pickle.dumps(model)))
+    )
+    assert all(np.array_equal(value, theirs[name]) for name, value in ours.items())
 
 
 def test_another_base_is_another_task():
