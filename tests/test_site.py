@@ -31,7 +31,14 @@ def code_of(page, tab=None):
     return "\n".join(blocks)
 
 
-@pytest.mark.parametrize("page", RUN_PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page",
+    [  # one compiles JAX
+        pytest.param(page, marks=pytest.mark.slow if "recompiles" in page.stem else ())
+        for page in RUN_PAGES
+    ],
+    ids=lambda page: page.stem,
+)
 def test_the_code_of_a_page_prints_what_it_says(page, capsys):
     code = code_of(page)
     exec(compile(code, page.name, "exec"), {"__name__": page.stem})
