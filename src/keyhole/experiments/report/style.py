@@ -229,11 +229,13 @@ def add_legend(
 ) -> None:
     """Puts the legend under the axes, where no line can run through it; a note, such as what a star
     means, stands above the series. The figure's constrained layout makes the room."""
-    if not any(labels) and not note:
-        return
+    if not any(labels):
+        if not note:
+            return
+        handles, labels = (), ()  # one series without a name: the note alone
     room = 72 * figure.get_figwidth() - 2 * _LEGEND_SIZE  # points
     names = [textwrap.fill(label, _MAX_LABEL) for label in labels]
-    widest = max(map(_text_width, names)) + _HANDLE_WIDTH * _LEGEND_SIZE
+    widest = max(map(_text_width, names), default=0.0) + _HANDLE_WIDTH * _LEGEND_SIZE
     columns = max(1, min(len(names), int(room // widest)))
     rows = math.ceil(len(names) / columns)
     figure.set_figheight(figure.get_figheight() + _ROW_HEIGHT * max(0, rows - _ROWS))
