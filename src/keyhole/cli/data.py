@@ -234,4 +234,4 @@ def _print_info(manifest: DatasetManifest, directory: Path, is_checked: bool) ->
     lines["size on disk"] = decimal(manifest.num_bytes)
     lines["checksums"] = "computed again, all match" if is_checked else "not computed again"
     for name, value in lines.items():
-        click.echo(f"{name:14}{value}")
+        click.echo(f"{name:13} {value}")
