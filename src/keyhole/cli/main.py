@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
+import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -113,8 +113,9 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     except KeyholeError as error:
         click.echo(f"keyhole: {error}", err=True)
         code = error.exit_code
-    # Before all other exit hooks: a second interrupt in one of them, as JAX has, is a traceback.
-    atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
+    # All is said and kept: another interrupt ends the process at once, not in a traceback out of
+    # the threads and exit hooks, such as JAX's, that are waited for.
+    signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
     sys.exit(code)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -84,15 +84,18 @@ def map_on_cores(work: Callable[[_In], _Out], items: Iterable[_In], count: int) 
             cores.put(core)
 
     left, waiting = iter(items), deque[Future[_Out]]()
-    with ThreadPoolExecutor(count) as pool:
-        try:
-            waiting.extend(pool.submit(on_a_core, item) for item in islice(left, 2 * count))
-            while waiting:
-                yield waiting.popleft().result()
-                waiting.extend(pool.submit(on_a_core, item) for item in islice(left, 1))
-        finally:
-            for each in waiting:
-                each.cancel()
+    pool = ThreadPoolExecutor(count)
+    try:
+        waiting.extend(pool.submit(on_a_core, item) for item in islice(left, 2 * count))
+        while waiting:
+            yield waiting[0].result()
+            waiting.popleft()
+            waiting.extend(pool.submit(on_a_core, item) for item in islice(left, 1))
+    finally:
+        # Not `with pool`: Python 3.11 takes a thread for ended once a join of it is interrupted,
+        # and then aborts when the process ends before it.
+        pool.shutdown(wait=False, cancel_futures=True)
+        wait(waiting)
 
 
 def _devices(count: int) -> list[Any]:
