@@ -260,7 +260,7 @@ def test_a_file_says_what_to_train_and_options_come_before_it(
     told = tmp_path / "run.toml"
     told.write_text(
         f"""
-version = 4
+version = 5
 task = "emnist_2nn"
 data = "{few_writers}"
 rounds = 7
@@ -282,7 +282,7 @@ hidden = 8
     ("text", "said"),
     [
         ("version = 1", "is of another version: got version 1"),
-        ("client.epochs = 2", "run.toml has a field that no run has: got client.epochs"),
+        ("client.steps = 2", "run.toml has a field that no run has: got client.steps"),
         ("task = 'so_tag'", "--spec is of task so_tag"),
         ("[", "cannot be read"),
     ],

@@ -338,6 +338,18 @@ def test_one_thread_and_two_give_the_same_bytes(net):
     assert same_bytes(one, train_with(2, net, stochastic=True))
 
 
+def test_how_clients_train_is_set_by_keywords():
+    told = {"epochs": 3, "client_momentum": 0.5, "client_clip_norm": 0.05}
+    start, settings = make_model().init(0), {**SETTINGS, "cohort": 8, "batch_size": EACH, **told}
+    run = kh.train(make_task(), rounds=1, start=start, **settings)
+    update = ClientUpdate(0.5, epochs=3, batch_size=EACH, momentum=0.5, clip_norm=0.05)
+    train, people = make_model().trainer(update), make_data()
+    clients = [people.splits["train"].client(n) for n in range(8)]
+    ends = [train(start, each, np.random.default_rng(0))["items.weight"] for each in clients]
+    expected = start["items.weight"] - np.mean(ends, axis=0)
+    assert np.allclose(run.model()["items.weight"], expected, atol=1e-6)
+
+
 def test_clients_train_in_parallel_unless_told_otherwise():
     threads = set()
 

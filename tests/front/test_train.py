@@ -9,6 +9,7 @@ import keyhole as kh
 from keyhole.data.federated import Dataset, FederatedData, Ragged
 from keyhole.errors import CutError, InputError
 from keyhole.models.dense import masked_mean
+from keyhole.models.local_training import LocalSgd
 from keyhole.rounds.loop import Synchronous
 
 ITEMS, USERS, EACH = 60, 12, 10
@@ -149,6 +150,17 @@ def test_a_metric_that_returns_an_array_is_named():
     task = kh.Task(make_model(), make_data(), metrics={"errors": lambda out, _: out})
     with pytest.raises(InputError, match="metric 'errors' is no number: got an array"):
         kh.train(task, rounds=1, m=5, evaluate_every=1, **SETTINGS)
+
+
+def test_how_clients_train_is_set_by_keywords():
+    told = {"epochs": 3, "client_momentum": 0.5, "client_clip_norm": 0.2}
+    run = kh.train(make_task(), rounds=1, batch_size=EACH, **{**SETTINGS, "cohort": 8}, **told)
+    update = kh.ClientUpdate(0.5, epochs=3, batch_size=EACH, momentum=0.5, clip_norm=0.2)
+    train, start = LocalSgd(make_model(), update), make_model().init(0)
+    people = make_data().splits["train"]
+    ends = [train(start, people.client(n), np.random.default_rng(0))["score"] for n in range(8)]
+    assert np.allclose(run.model()["score"], -np.mean(ends, axis=0), atol=1e-6)
+    assert run.spec.client.clip_norm == 0.2
 
 
 def test_parts_of_your_own_are_objects():

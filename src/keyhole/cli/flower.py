@@ -41,7 +41,8 @@ _CLEAR = ("--aggregation", "--trim", "--untouched", "--norm-alarm", "--above-nor
 # Options of the record that say what is trained; how slices travel is up to the run config.
 _TRAINED = (
     *("--data", "--rounds", "--cohort", "--algorithm", "--client-lr", "--server-lr"),
-    *("--batch-size", "--max-examples", "--min-examples", "--evaluate-every", "--mean-over"),
+    *("--batch-size", "--epochs", "--client-momentum", "--client-clip-norm"),
+    *("--max-examples", "--min-examples", "--evaluate-every", "--mean-over"),
     *("--negatives", "--concurrency", "--max-staleness"),
     *("--over-selection", "--min-updates", "--max-update-norm"),
 )

@@ -102,7 +102,8 @@ def _row(spec: RunSpec) -> tuple[str, ...]:
 )
 @spec_options(
     *("--cohort", "--sampling", "--algorithm", "--client-lr"),
-    *("--batch-size", "--max-examples", "--min-examples"),
+    *("--batch-size", "--epochs", "--client-momentum", "--client-clip-norm"),
+    *("--max-examples", "--min-examples"),
 )
 @keys_options
 @spec_options("--negatives", "--delivery")

@@ -12,15 +12,8 @@ from keyhole.errors import InputError
 from keyhole.identity import Ref
 from keyhole.parts import PartKind, near_miss, pick
 from keyhole.rounds.fields import flatten, nest, spec_fields
-from keyhole.rounds.spec import (
-    AsyncSpec,
-    ClientSpec,
-    CohortSpec,
-    DeviceSpec,
-    KeySpec,
-    RunSpec,
-    ServerSpec,
-)
+from keyhole.rounds.spec import ClientSpec, CohortSpec, DeviceSpec, KeySpec, RunSpec, ServerSpec
+from keyhole.rounds.sum_spec import AsyncSpec
 
 SYNTHETIC = "synthetic"
 """The name of data that are made from a seed."""

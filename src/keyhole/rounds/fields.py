@@ -17,13 +17,14 @@ from msgspec import Meta, Struct
 from keyhole.errors import InputError
 from keyhole.identity import Ref
 
-VERSION = 4
+VERSION = 5
 NONE = "none"
 """Stands for None where a format has no word for it: TOML, and Flower's run config."""
 
 
 Positive = Annotated[float, Meta(gt=0)]
 NotNegative = Annotated[float, Meta(ge=0)]
+Count = Annotated[int, Meta(ge=1)]
 CountOrNone = Annotated[int, Meta(ge=0)]
 
 

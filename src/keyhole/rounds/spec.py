@@ -20,11 +20,12 @@ from keyhole.errors import InputError
 from keyhole.identity import Ref, identity_of
 from keyhole.rounds.draws import SIMULATED, Draws
 from keyhole.rounds.fields import VERSION, Record, convert, merge, nest, read
+from keyhole.rounds.fields import Count as _Count
 from keyhole.rounds.fields import CountOrNone as _CountOrNone
 from keyhole.rounds.fields import NotNegative as _NotNegative
 from keyhole.rounds.fields import Positive as _Positive
 from keyhole.rounds.fields import said as _said
-from keyhole.rounds.sum_spec import AggregationSpec, PrivacySpec
+from keyhole.rounds.sum_spec import AggregationSpec, AsyncSpec, PrivacySpec
 from keyhole.sampling import Cohorts, check_count
 
 if TYPE_CHECKING:
@@ -47,7 +48,6 @@ _MAX_SEED = 2**32 - 1
 _WHAT = "the record of a run"
 
 
-_Count = Annotated[int, Meta(ge=1)]
 _Share = Annotated[float, Meta(ge=0, lt=1)]
 
 
@@ -84,6 +84,16 @@ class ClientSpec(Record, frozen=True, kw_only=True):
     ]
     lr: Annotated[_Positive, _said("Learning rate of the clients.", "--client-lr")]
     batch_size: Annotated[_Count, _said("Examples per local step.", "--batch-size")] = 20
+    epochs: Annotated[
+        _Count, _said("Passes of a client over its examples per round.", "--epochs")
+    ] = 1
+    momentum: Annotated[
+        _Share, _said("Momentum of the clients' SGD; 0 is plain SGD.", "--client-momentum")
+    ] = 0.0
+    clip_norm: Annotated[
+        _Positive | None,
+        _said("L2 clipping norm of the gradient of each local step.", "--client-clip-norm"),
+    ] = None
     max_examples: Annotated[
         _Count | None, _said("Max examples per client and round.", "--max-examples")
     ] = None
@@ -124,27 +134,6 @@ class ServerSpec(Record, frozen=True, kw_only=True):
             "--optimizer",
         ),
     ] = None
-
-
-class AsyncSpec(Record, frozen=True, kw_only=True):
-    """Asynchronous rounds."""
-
-    concurrency: Annotated[
-        _Count,
-        _said(
-            "Asynchronous rounds: N clients train at any time, and the server steps whenever "
-            "the updates of a cohort have arrived, however old. In process a client takes a "
-            "random time, exponential; devices take their own.",
-            "--concurrency",
-        ),
-    ]
-    max_staleness: Annotated[
-        _CountOrNone,
-        _said(
-            "With --concurrency: leave out updates that are more than N server steps old.",
-            "--max-staleness",
-        ),
-    ] = 20
 
 
 class DeviceSpec(Record, frozen=True, kw_only=True):

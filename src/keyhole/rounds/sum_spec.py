@@ -1,4 +1,5 @@
-"""AggregationSpec and PrivacySpec: how updates are added up, and what is promised; in `RunSpec`.
+"""AggregationSpec, PrivacySpec and AsyncSpec: when and how updates are added up, and what is
+promised; parts of `RunSpec`.
 
 This module imports neither JAX nor Numba: a command reads its options before it loads either.
 """
@@ -10,7 +11,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from keyhole.identity import Ref
-from keyhole.rounds.fields import CountOrNone, NotNegative, Positive, Record, said
+from keyhole.rounds.fields import Count, CountOrNone, NotNegative, Positive, Record, said
 
 
 class AggregationSpec(Record, frozen=True, kw_only=True):
@@ -144,3 +145,24 @@ class PrivacySpec(Record, frozen=True, kw_only=True):
             "--dp-bands",
         ),
     ] = 0
+
+
+class AsyncSpec(Record, frozen=True, kw_only=True):
+    """Asynchronous rounds."""
+
+    concurrency: Annotated[
+        Count,
+        said(
+            "Asynchronous rounds: N clients train at any time, and the server steps whenever "
+            "the updates of a cohort have arrived, however old. In process a client takes a "
+            "random time, exponential; devices take their own.",
+            "--concurrency",
+        ),
+    ]
+    max_staleness: Annotated[
+        CountOrNone,
+        said(
+            "With --concurrency: leave out updates that are more than N server steps old.",
+            "--max-staleness",
+        ),
+    ] = 20
