@@ -172,8 +172,9 @@ def test_the_error_of_a_client_is_raised():
     def train(slices, data, rng):
         raise InputError("broken: got 1; expected 2; mend it")
 
-    with pytest.raises(InputError, match="broken"):
-        list(Cores(2)(clients(train), jobs(1)))
+    for count in (1, *[20] * 20):  # those that have not started are not waited for
+        with pytest.raises(InputError, match="broken"):
+            list(Cores(2)(clients(train), jobs(count)))
 
 
 def test_a_jax_that_has_started_otherwise_is_told_of(monkeypatch):

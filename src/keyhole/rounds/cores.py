@@ -95,7 +95,8 @@ def map_on_cores(work: Callable[[_In], _Out], items: Iterable[_In], count: int) 
         # Not `with pool`: Python 3.11 takes a thread for ended once a join of it is interrupted,
         # and then aborts when the process ends before it.
         pool.shutdown(wait=False, cancel_futures=True)
-        wait(waiting)
+        # `wait` would never see the end of those that were cancelled before they started.
+        wait([each for each in waiting if not each.cancelled()])
 
 
 def _devices(count: int) -> list[Any]:
