@@ -40,6 +40,7 @@ LAYERS = [
         "parts",
         "pricing",
         "sampling",
+        "signals",
         "tree",
     },
 ]

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 
 from keyhole.errors import InputError, KeyholeError
-from keyhole.rounds.loop import Evaluation, resume_run, start_run, stop_on_signals
+from keyhole.rounds.loop import Evaluation, resume_run, start_run
 from keyhole.rounds.machine import Buffering
 from keyhole.rounds.record import read_records
 from keyhole.sampling import Cohorts
 from keyhole.server.optimizers import Adam
+from keyhole.signals import stop_on_signals
 from tests.helpers import ROOT
 from tests.rounds import toy
 

@@ -227,7 +227,7 @@ def device(url: str, **options: Any) -> None:
     with ExitStack() as stack:
         notices, stop = Notices(), threading.Event()
         if options["task"] is not None:  # a fetch ends where it is; a round is left in order
-            from keyhole.rounds.loop import stop_on_signals
+            from keyhole.signals import stop_on_signals
 
             stop = stack.enter_context(stop_on_signals())
 

@@ -98,7 +98,7 @@ def run_trials(
     from keyhole.experiments.experiment import hold_here
     from keyhole.experiments.trackers import run_tracked
     from keyhole.rounds.cores import Cores
-    from keyhole.rounds.loop import stop_on_signals
+    from keyhole.signals import stop_on_signals
 
     with progress_bars() as bars, stop_on_signals() as stop:
         whole = bars.add_task("trials", total=total, note="")

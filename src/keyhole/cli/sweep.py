@@ -161,7 +161,7 @@ def _in_processes(cells: list[Cell], processes: int) -> Iterator[tuple[Path, Res
     """Runs trials in processes, under one bar."""
     from keyhole.data.cache import cache_root
     from keyhole.experiments.parallel import run_cells
-    from keyhole.rounds.loop import stop_on_signals
+    from keyhole.signals import stop_on_signals
 
     stopped = 0
     with progress_bars() as bars, stop_on_signals() as stop:

@@ -30,9 +30,9 @@ from keyhole.experiments.specs import spec_of
 from keyhole.experiments.trackers import run_tracked, trackers_of
 from keyhole.experiments.trial import Result
 from keyhole.rounds.cores import Cores, keep_compiled, use_one_thread
-from keyhole.rounds.loop import stop_on_signals
 from keyhole.rounds.spec import RunSpec
 from keyhole.rounds.workers import count_cores
+from keyhole.signals import stop_on_signals
 
 _LOOK = 0.5  # seconds between two looks at whether to stop
 

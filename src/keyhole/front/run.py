@@ -22,10 +22,11 @@ from keyhole.experiments.trial import Result
 from keyhole.front.task import Metric, measure
 from keyhole.parts import near_miss
 from keyhole.rounds.cores import Cores
-from keyhole.rounds.loop import Run, stop_on_signals
+from keyhole.rounds.loop import Run
 from keyhole.rounds.record import RoundRecord, read_records
 from keyhole.rounds.spec import RunSpec
 from keyhole.server.state import ServerState
+from keyhole.signals import stop_on_signals
 
 if TYPE_CHECKING:
     from keyhole.experiments.report.comparison import Drawing, PlacedCurve

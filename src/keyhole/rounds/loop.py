@@ -10,10 +10,8 @@ function of the state: where the last ones were lost, they are computed again.
 from __future__ import annotations
 
 import json
-import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from pathlib import Path
@@ -380,25 +378,6 @@ def describe_run(
     if type(kind).__module__.partition(".")[0] != "keyhole":  # ours give the same bytes
         own["kind"] = kind
     return parts.describe() | {name: identity_of(part) for name, part in own.items()}
-
-
-@contextmanager
-def stop_on_signals() -> Iterator[threading.Event]:
-    """Turns the first SIGINT or SIGTERM into an event; a second one ends the process as usual."""
-    stop = threading.Event()
-    previous: dict[int, Any] = {}
-
-    def ask(number: int, _: object) -> None:
-        stop.set()
-        signal.signal(number, previous[number])
-
-    for asked in (signal.SIGINT, signal.SIGTERM):
-        previous[asked] = signal.signal(asked, ask)
-    try:
-        yield stop
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 def _rounds_of(parts: RunParts) -> Rounds:

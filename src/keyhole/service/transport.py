@@ -42,6 +42,7 @@ from keyhole.service.metrics import Metrics, MetricsBoard
 from keyhole.service.on_demand import SliceSlab
 from keyhole.service.reading import MappedTable
 from keyhole.service.routes import Application, MetricsApp
+from keyhole.signals import stop_on_signals
 from keyhole.wire.manifest import SegmentInfo, TableInfo, place_nodes
 
 _SUPERVISE_EVERY = 0.1  # seconds between looks at workers
@@ -179,7 +180,7 @@ def supervise(
     # Workers hold the first end; the second is the supervisor's alone, and closes with it.
     parent, alive = multiprocessing.Pipe(duplex=False)
     start = partial(_start, work, parent, alive)
-    with _stop_signals() as stop, parent, alive:
+    with stop_on_signals(every=True) as stop, parent, alive:
         places: list[_Worker] = []
         try:
             places += [start(place) for place in range(workers)]
@@ -261,19 +262,6 @@ def _end(processes: Sequence[BaseProcess]) -> None:
             process.terminate()
         for process in processes:
             process.join(timeout=1.0)
-
-
-@contextmanager
-def _stop_signals() -> Iterator[threading.Event]:
-    """An event that SIGTERM and SIGINT set."""
-    stop = threading.Event()
-    signals = (signal.SIGTERM, signal.SIGINT)
-    before = {each: signal.signal(each, lambda *_: stop.set()) for each in signals}
-    try:
-        yield stop
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
 
 
 def warm_up() -> None:

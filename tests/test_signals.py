@@ -1,0 +1,51 @@
+"""Signals stop long work between two steps, however close together they come."""
+
+import os
+import signal
+import threading
+
+import pytest
+
+from keyhole.signals import stop_on_signals
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_sets_the_event(number):
+    with stop_on_signals() as stop:
+        assert not stop.is_set()
+        os.kill(os.getpid(), number)
+        assert stop.wait(0)
+
+
+def test_a_second_signal_ends_the_process_as_usual():
+    before = signal.getsignal(signal.SIGINT)
+    with stop_on_signals() as stop:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop.wait(0)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_every_signal_may_set_the_event():
+    with stop_on_signals(every=True) as stop:
+        for _ in range(3):
+            os.kill(os.getpid(), signal.SIGINT)
+        assert stop.wait(0)
+
+
+def test_a_signal_that_meets_its_own_thread_at_the_event_does_not_wait_for_it():
+    with stop_on_signals(every=True) as stop, stop._cond:
+        assert stop._cond.acquire(blocking=False), "this thread may take the lock again"
+        stop._cond.release()
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop.is_set()
+
+
+def test_a_signal_wakes_another_thread_that_waits():
+    with stop_on_signals() as stop:
+        waiting = threading.Thread(target=stop.wait)
+        waiting.start()
+        os.kill(os.getpid(), signal.SIGTERM)
+        waiting.join()
+        assert stop.is_set()
