@@ -74,6 +74,7 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path, out, capsys):
     assert code == 2
     assert said.startswith("keyhole: broken.json is not a sweep: got ")
     assert keyhole(capsys, "report", tmp_path / "nowhere")[0] == 2
+    assert "privacy stands alone" in keyhole(capsys, "report", out, "privacy")[2]
     assert keyhole(capsys, "report", out, "--to", out / "emnist-cnn.json")[0] == 2
 
 
@@ -96,8 +97,9 @@ def test_runs_of_the_front_door_are_drawn(tmp_path, capsys):
     for name, m in {"full": "all", "few": 5}.items():
         settings = {**SETTINGS, "evaluate_every": 1, "out": kept / name}
         kh.train(make_task(), rounds=2, m=m, trials=2, **settings)
-    for place, labels in ((kept, ["few", "full"]), (kept / "few", ["few"])):
-        code, printed, said = keyhole(capsys, "report", place, "--to", to, "--json")
+    few, full = kept / "few", kept / "full"
+    for places, labels in (([few, full], ["few", "full"]), ([few], ["few"])):
+        code, printed, said = keyhole(capsys, "report", *places, "--to", to, "--json")
         assert code == 0, said
         (table,) = json.loads(printed)
         assert [row["label"] for row in table["rows"]] == labels

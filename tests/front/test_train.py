@@ -99,14 +99,38 @@ def test_an_example_whose_key_is_not_selected_is_dropped():
     assert found["label"].tolist() == [1.0, 3.0]
 
 
-def test_an_entry_of_several_is_dropped_alone():
+class TrainsAlone:
+    """A model that brings its own local training, and takes rows of unequal length."""
+
+    layout = make_model().layout
+    init = predict = trainer = staticmethod(print)
+
+
+def rows_of(column):
     splits = {
-        name: FederatedData.of(["a"], [2], {"item": Ragged.of([[3, 9], [9]])})
-        for name in ("train", "test")
+        name: FederatedData.of(["a"], [len(column)], {"item": column}) for name in ("train", "test")
     }
-    task = kh.Task(make_model(), Dataset("mine", "x", splits, {}, inputs={"item": "item"}))
-    found = task.localize(splits["train"].client(0), {"item": kh.KeySpace("item", ITEMS).keys([3])})
-    assert [row.tolist() for row in found["item"]] == [[0]]
+    return Dataset("mine", "x", splits, {}, inputs={"item": "item"})
+
+
+def localized(model, column):
+    task = kh.Task(model, rows_of(column))
+    own = task.data.splits["train"].client(0)
+    return task.localize(own, {"item": kh.KeySpace("item", ITEMS).keys([3])})["item"]
+
+
+def test_an_entry_of_a_row_is_dropped_alone_where_rows_are_of_unequal_length():
+    found = localized(TrainsAlone(), Ragged.of([[3, 9], [9], []]))
+    assert [row.tolist() for row in found] == [[0], []]
+
+
+def test_an_example_of_a_matrix_is_dropped_whole():
+    assert localized(make_model(), np.array([[3, 9], [3, 3]])).tolist() == [[0, 0]]
+
+
+def test_rows_of_unequal_length_are_refused_for_a_jax_model_by_their_column():
+    with pytest.raises(InputError, match=r"column 'item' has rows of unequal length.*got 1 to 2"):
+        kh.Task(make_model(), rows_of(Ragged.of([[3, 9], [9]])))
 
 
 def test_an_unknown_key_stands_for_those_not_selected():

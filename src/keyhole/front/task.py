@@ -50,8 +50,9 @@ class Task:
         metrics: name -> `(outputs, examples) -> number`, on the test split. The first is the one
             that figures show.
         missing: what becomes of a key in a client's data that the client did not select. "drop"
-            leaves the example out, or the entry where an example has several; "unknown" puts the
-            key of `unknown` in its place; "error" ends the run.
+            leaves the whole example out; where rows are of unequal length it leaves out the entry,
+            and the example only if no entry of it remains. "unknown" puts the key of `unknown` in
+            its place; "error" ends the run.
         unknown: key space -> the key that stands for those not selected; every client has it.
         name: of the task, in figures and file names.
 
@@ -70,6 +71,8 @@ class Task:
     def __post_init__(self) -> None:
         _check_inputs(self.spaces, self.data)
         _check_unknown(self)
+        if not isinstance(self.model, TrainsItself):
+            _check_lengths(self.data)
         for split in ("train", "test"):
             if split not in self.data.splits:
                 raise InputError(
@@ -259,6 +262,20 @@ def _check_inputs(spaces: Mapping[str, KeySpace], data: Dataset) -> None:
                 f"column {name!r} has the name of a key space and is not declared: got inputs "
                 f"{dict(data.inputs)}; expected the column among them, so that its keys are "
                 f"renumbered; pass inputs={{{name!r}: {name!r}}}, or rename the column"
+            )
+
+
+def _check_lengths(data: Dataset) -> None:
+    """Raises InputError where rows are of unequal length: padding of -1 is no error in JAX, which
+    counts it from the end, and so takes it for the last key."""
+    for column, rows in data.splits["train"].columns.items():
+        if isinstance(rows, Ragged):
+            lengths = rows.lengths
+            raise InputError(
+                f"column {column!r} has rows of unequal length, and a JAX model takes arrays: got "
+                f"{min(lengths, default=0)} to {max(lengths, default=0)} entries; expected one "
+                "length; pad them where data are made, or use a PyTorch model, which takes them "
+                "padded with -1"
             )
 
 

@@ -130,7 +130,7 @@ def test_a_foreign_file_is_named_and_left_out(tmp_path, text):
     (tmp_path / "s.json").write_text(text, errors="surrogateescape")
     write_sweep(tmp_path, "t", [LINE])
     skipped = []
-    assert [sweep.name for sweep in read_results(tmp_path, skipped.append)] == ["t"]
+    assert [sweep.name for sweep in read_results(tmp_path, on_skip=skipped.append)] == ["t"]
     assert skipped == [f"{tmp_path}/s.json is left out: it is no sweep of `keyhole sweep`"]
 
 
@@ -147,7 +147,7 @@ def test_sweeps_are_found_beside_their_runs_at_any_depth(tmp_path):
         write_trial(tmp_path / folder, "arm", 0)
     write_trial(tmp_path / "x/y/z", "alone", 0)
     skipped = []
-    found = read_results(tmp_path, skipped.append)
+    found = read_results(tmp_path, on_skip=skipped.append)
     assert [sweep.name for sweep in found] == ["c", "l", "emnist-cnn-runs"]
     assert [len(sweep.lines[0].trials) for sweep in found] == [1, 1, 1]
     assert skipped == []
@@ -158,7 +158,7 @@ def test_a_second_sweep_of_one_name_is_named_and_left_out(tmp_path):
         write_sweep(tmp_path / folder, "s", [LINE])
         write_trial(tmp_path / folder, "arm", 0)
     skipped = []
-    assert [sweep.name for sweep in read_results(tmp_path, skipped.append)] == ["s"]
+    assert [sweep.name for sweep in read_results(tmp_path, on_skip=skipped.append)] == ["s"]
     assert [text.partition(" is left out")[0] for text in skipped] == [f"{tmp_path}/small/s.json"]
 
 

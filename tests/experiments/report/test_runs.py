@@ -8,6 +8,7 @@ import pytest
 from keyhole.aggregation.plain import PLAIN
 from keyhole.data.open import make_synthetic
 from keyhole.delivery.clear import OnDemand
+from keyhole.errors import InputError
 from keyhole.experiments.experiment import Experiment
 from keyhole.experiments.report.figures import draw_runs
 from keyhole.experiments.report.page import write_page, write_section
@@ -124,6 +125,19 @@ def test_runs_of_one_name_in_several_folders_are_told_apart(tmp_path):
         write_trial(tmp_path / folder, "arm", 0)
     (runs,) = read_results(tmp_path)
     assert [line.label for line in runs.lines] == ["a/arm", "b/arm"]
+
+
+def test_several_folders_are_one_report(tmp_path):
+    for folder in ("a", "b"):
+        write_trial(tmp_path / folder, "arm", 0)
+    write_trial(tmp_path / "c", "alone", 0)
+    write_sweep(tmp_path / "c", "s", [("", "a", None, "alone")])
+    folders = tmp_path / "b", tmp_path / "a" / "arm", tmp_path / "c"
+    sweep, runs = read_results(*folders)
+    assert (sweep.name, [line.label for line in runs.lines]) == ("s", ["a/arm", "b/arm"])
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match=r"empty holds no sweep and no run"):
+        read_results(*folders, tmp_path / "empty")
 
 
 def test_runs_beside_a_sweep_come_after_it(tmp_path):

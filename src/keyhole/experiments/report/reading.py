@@ -9,6 +9,7 @@ import json
 import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from os.path import commonpath
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias, TypeVar
 
@@ -102,43 +103,56 @@ def curve_of(records: Iterable[RoundRecord], metric: str) -> dict[int, float]:
 _T = TypeVar("_T", bound=_Read)
 
 
-def read_results(out: Path, on_skip: Callable[[str], None] = lambda _: None) -> list[SweepResults]:
-    """Returns the sweeps of a directory, each with what there is of its trials, and then the runs
+def read_results(
+    *outs: Path, on_skip: Callable[[str], None] = lambda _: None
+) -> list[SweepResults]:
+    """Returns the sweeps of directories, each with what there is of its trials, and then the runs
     that no sweep names, by task.
 
     Args:
-        out: where `keyhole sweep` or `keyhole train` wrote, a folder of such at any depth, or one
-            run.
+        outs: where `keyhole sweep`, `keyhole train` or `kh.train` wrote, folders of such at any
+            depth, or single runs.
         on_skip: called with a sentence on each file that is left out: JSON that is no sweep, and a
             second sweep of one name.
 
     Raises:
-        InputError: there is neither, or a file of a sweep or a run is damaged.
+        InputError: a directory has neither, or a file of a sweep or a run is damaged.
     """
-    root = out.resolve()
-    root = root if _number(root) is None else root.parent
     trials: dict[Path, tuple[Trial, ...]] = {}
-    arms = {run.parent.parent for run in root.rglob("trial-*/run.json")}
+    roots = {out: _root(out) for out in outs}
+    arms = {run.parent.parent for root in roots.values() for run in root.rglob("trial-*/run.json")}
     sweeps: dict[str, SweepResults] = {}
-    for path in _sweep_files(root, arms, on_skip):
+    files = list(_sweep_files({*roots.values()}, arms, on_skip))
+    for path in files:
         sweep = _read_sweep(path, trials)  # its runs are known then, and no runs of their own
         if sweep.name in sweeps:
             on_skip(f"{path} is left out: another folder has a sweep {sweep.name}; name its folder")
         sweeps.setdefault(sweep.name, sweep)
     found = {arm: _read_trials(arm) for arm in sorted(arms - trials.keys())}
     runs = {arm: begun for arm, begun in found.items() if begun}
-    if not sweeps and not runs:
-        raise InputError(
-            f"{out} holds no sweep and no run: got no .json file of one; expected the --out of "
-            "`keyhole sweep` or `keyhole train`; run one of them first, or point at its directory"
-        )
+    for out, root in roots.items():
+        if not any(path.is_relative_to(root) for path in (*files, *runs)):
+            raise InputError(
+                f"{out} holds no sweep and no run: got no .json file of one; expected the --out "
+                "of `keyhole sweep` or `keyhole train`; run one of them first, or point at its "
+                "directory"
+            )
+    common = Path(commonpath(roots.values()))
     tasks = sorted({begun[0].spec.task.name for begun in runs.values()})
-    return [*sweeps.values(), *(_group(task, runs, root) for task in tasks)]
+    return [*sweeps.values(), *(_group(task, runs, common) for task in tasks)]
 
 
-def _sweep_files(root: Path, arms: set[Path], on_skip: Callable[[str], None]) -> Iterator[Path]:
+def _root(out: Path) -> Path:
+    """The directory whose runs are meant: of one trial, that of all trials."""
+    root = out.resolve()
+    return root if _number(root) is None else root.parent
+
+
+def _sweep_files(
+    roots: set[Path], arms: set[Path], on_skip: Callable[[str], None]
+) -> Iterator[Path]:
     """The files of sweeps, which stand beside their runs; tells of other JSON there."""
-    for folder in sorted({root} | {arm.parent for arm in arms - {root}}):
+    for folder in sorted(roots | {arm.parent for arm in arms - roots}):
         for path in sorted(folder.glob("*.json")):
             try:
                 is_sweep = "sweep" in _load(path, "a sweep")
