@@ -1,5 +1,6 @@
 """Parts by name: where modules are found, and one line for what is of another kind."""
 
+import subprocess
 import sys
 
 import numpy as np
@@ -135,3 +136,13 @@ def test_a_name_in_place_of_a_ref_is_taken_as_one():
     made = RunSpec(**usual.values() | {"task": "so_tag", "keys": keys, "delivery": "on-demand"})
     assert [type(ref) for _, ref in made.parts()] == [Ref] * 5
     assert made == usual.changed({"keys.word.count": 5, "delivery": "on-demand"})
+
+
+def test_the_script_that_python_runs_names_its_parts_as_a_module_that_imports_it(tmp_path):
+    text = "from keyhole.parts import own_name\n\ndef mine():\n    pass\n\nprint(own_name(mine))\n"
+    (tmp_path / "exp.py").write_text(text)
+    for way in (["exp.py"], ["-c", "import exp"]):
+        made = subprocess.run(
+            [sys.executable, *way], cwd=tmp_path, capture_output=True, text=True, check=True
+        )
+        assert made.stdout == "exp:mine\n"

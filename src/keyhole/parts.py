@@ -122,6 +122,22 @@ def near_miss(name: str, known: Iterable[str]) -> str:
     return f"did you mean {by_case[near[0]]}?" if near else "choose one of them"
 
 
+def own_name(part: Any) -> str:
+    """Returns the "module:NAME" of a part of your own, or of its class. The script that Python was
+    started with goes by its file, as when it is imported.
+
+    >>> own_name(near_miss)
+    'keyhole.parts:near_miss'
+    """
+    named = part if hasattr(part, "__qualname__") else type(part)
+    name = named.__module__
+    if name in ("__main__", "__mp_main__"):
+        main = sys.modules.get(name)
+        spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
+        name = spec.name if spec is not None else Path(file).stem if file else name
+    return f"{name}:{named.__qualname__}"
+
+
 def resolve(name: str) -> Any:
     """Returns the object that "module:NAME" names; dots in NAME go into classes and objects.
 

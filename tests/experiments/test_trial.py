@@ -193,6 +193,6 @@ def test_a_run_that_failed_before_its_first_round_stands_in_the_way_of_none(tmp_
         "no round had been made, so the run starts over"
     ]
     before = files(tmp_path / "trial")
-    with pytest.raises(InputError, match="holds a run with another arm"):
+    with pytest.raises(InputError, match=r"holds another run: got .*choose another directory"):
         asked(fail).run(0, tmp_path / "trial")
     assert files(tmp_path / "trial") == before

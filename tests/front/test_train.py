@@ -64,6 +64,13 @@ def test_a_run_in_memory_has_records_a_model_and_metrics():
     assert (run.spec.keys["item"].count, run.spec.cohort.size) == (5, 4)
 
 
+def test_a_task_prints_as_one_short_line():
+    said = repr(make_task())
+    assert said.startswith("<task task: item of 60 keys; metrics mse; <data set mine: ")
+    assert "\n" not in said
+    assert len(said) < 250
+
+
 def test_fewer_keys_are_fewer_bytes():
     few = kh.train(make_task(), rounds=10, m=5, **SETTINGS)
     whole = kh.train(make_task(), rounds=10, m="all", **SETTINGS)
@@ -87,7 +94,7 @@ def test_another_choice_of_keys_is_another_run(tmp_path):
     def last(context):
         return context.counts.keys[-context.max_keys :]
 
-    with pytest.raises(InputError, match="holds a run with another"):
+    with pytest.raises(InputError, match="holds another run"):
         kh.train(make_task(keys=last), rounds=2, m=5, out=tmp_path / "run", **SETTINGS)
 
 

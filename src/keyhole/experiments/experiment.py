@@ -44,7 +44,7 @@ from keyhole.identity import Ref, identity_of
 from keyhole.keys.choice import Choice, Fact, KeyUsers, choose_with, facts_of
 from keyhole.keys.structured import CHOICE
 from keyhole.models.local_training import trainer_of
-from keyhole.parts import PartKind, resolve, running
+from keyhole.parts import PartKind, own_name, resolve, running
 from keyhole.planner.prices import check_model_worth
 from keyhole.rounds.algorithms import Algorithm, algorithm_named, with_added
 from keyhole.rounds.clients import Clients
@@ -138,8 +138,7 @@ class Experiment:
 
     def _identified(self, path: str, part: Any, ref: Ref | None) -> Ref:
         """The part's name and identity, which is the one that the record says, if it says one."""
-        named = part if hasattr(part, "__qualname__") else type(part)
-        label = part.name if path == "task" else f"{named.__module__}:{named.__qualname__}"
+        label = part.name if path == "task" else own_name(part)
         found = Ref(label if ref is None or path in self.parts else ref.name, identity_of(part))
         if ref is not None and ref.identity not in ("", found.identity):
             raise InputError(

@@ -77,14 +77,15 @@ def read_result(directory: Path, asked: Mapping[str, Any]) -> Result | None:
     if result.run != digest_of(asked):
         raise InputError(
             f"{path} is the result of another run: got digest {result.run}; expected "
-            f"{digest_of(asked)}, of what is asked and of run.json; choose another --out"
+            f"{digest_of(asked)}, of what is asked and of run.json; choose another directory"
         )
     if result.rounds == rounds:
         return result
     if result.rounds > rounds or not holds_store(directory / "state"):
         raise InputError(
             f"{directory} holds a finished run of another length: got {rounds} rounds; expected "
-            f"{result.rounds}, or more where the run was kept with its state; choose another --out"
+            f"{result.rounds}, or more where the run was kept with its state; choose another "
+            "directory"
         )
     return None
 
@@ -162,7 +163,7 @@ def _difference(directory: Path, asked: Mapping[str, Any]) -> InputError | None:
         if (directory / _RESULT).exists() or holds_store(directory / "state"):
             raise InputError(
                 f"{directory} does not say what it holds: got files of a run; expected {_RUN} "
-                "beside them; restore it from a copy, or choose another --out"
+                "beside them; restore it from a copy, or choose another directory"
             )
         return None
     found = _read(path)
@@ -178,12 +179,13 @@ def _difference(directory: Path, asked: Mapping[str, Any]) -> InputError | None:
             return InputError(
                 f"the code or fields of {known[name.removesuffix(_IDENTITY)]} are not those that "
                 f"the run in {directory} was started with: got {got}; expected {expected}; restore "
-                "them, or choose another --out"
+                "them, or choose another directory"
             )
         if got != expected:
+            what = "another run" if name == "arm" else f"a run with another {name}"
             return InputError(
-                f"{directory} holds a run with another {name}: got {got}; expected {expected}; "
-                "choose another --out, or ask for the same"
+                f"{directory} holds {what}: got {got}; expected {expected}; "
+                "choose another directory, or ask for the same"
             )
     return None
 
@@ -237,7 +239,7 @@ def _read(path: Path) -> dict[str, Any]:
 def _foreign(path: Path, got: str) -> InputError:
     return InputError(
         f"{path} is not as training writes it: got {got}; expected the JSON of a run; restore "
-        "it from a copy, or choose another --out"
+        "it from a copy, or choose another directory"
     )
 
 

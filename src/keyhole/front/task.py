@@ -39,7 +39,7 @@ _EVALUATED = 100_000  # examples of a split, drawn once; all where there are few
 _BATCH = 1024  # examples that a model of one's own predicts at once
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Task:
     """What `train` trains: a model on data, with how clients choose keys and what is measured.
 
@@ -82,6 +82,11 @@ class Task:
         for column, space in self.data.inputs.items():
             for clients in self.data.splits.values():
                 _check_keys(column, self.spaces[space], clients)
+
+    def __repr__(self) -> str:
+        spaces = ", ".join(f"{name} of {s.num_keys:,} keys" for name, s in self.spaces.items())
+        metrics = ", ".join(self.metrics) or "none"
+        return f"<task {self.name}: {spaces}; metrics {metrics}; {self.data!r}>"
 
     @property
     def spaces(self) -> dict[str, KeySpace]:
