@@ -8,8 +8,11 @@ import pytest
 import keyhole as kh
 from keyhole.data.federated import Dataset, FederatedData, Ragged
 from keyhole.errors import CutError, InputError
+from keyhole.experiments.opening import open_data
+from keyhole.experiments.specs import spec_of
 from keyhole.models.dense import masked_mean
 from keyhole.models.local_training import LocalSgd
+from keyhole.parts import resolve
 from keyhole.rounds.loop import Synchronous
 
 ITEMS, USERS, EACH = 60, 12, 10
@@ -275,3 +278,40 @@ def test_clients_without_examples_are_left_out_and_none_at_all_is_an_error():
     none = replace(data, splits={"train": some.subset([1]), "test": some})
     with pytest.raises(InputError, match="no client has this many examples: got min_examples 1"):
         kh.train(kh.Task(make_model(), none), rounds=1, m=3, **SETTINGS)
+
+
+def test_updates_that_cannot_be_used_are_told(capsys):
+    model = replace(make_model(), loss=lambda *given: _loss(*given) * np.float32("nan"))
+    task = kh.Task(model, make_data(), metrics={"mse": mse})
+    kh.train(task, rounds=2, m=5, **{**SETTINGS, "progress": True})
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2
+    assert all("4 of 4 updates refused: not finite or too large" in line for line in lines)
+
+
+def test_clients_whose_keys_meet_no_example_are_told(capsys):
+    task = make_task(keys=lambda context: np.arange(context.max_keys))
+    kh.train(task, rounds=1, m=1, **{**SETTINGS, "progress": True})
+    assert "clients have no example with their keys" in capsys.readouterr().err
+
+
+TASK = make_task(keys=kh.keys.random_top)
+NAMED = "tests.front.test_train:TASK"
+
+
+def test_a_task_by_name_brings_its_choice_and_its_data():
+    spec = spec_of(NAMED, {"keys.item.count": 5})
+    assert (spec.keys["item"].choice, spec.data) == (f"{NAMED}.choose.item", f"{NAMED}.data")
+    assert resolve(f"{NAMED}.choose.item") is kh.keys.random_top
+    assert open_data(spec) is TASK.data
+    assert spec_of(NAMED).keys["item"].choice == "all"
+    other = spec_of(NAMED, {"keys.item.choice": "top", "keys.item.count": 5})
+    assert other.keys["item"].choice == "top"
+
+
+KIND = replace(TASK.kind, holds={})
+
+
+def test_a_count_of_keys_without_a_choice_is_refused():
+    with pytest.raises(InputError, match="takes every key of 'item' and chooses none: got a coun"):
+        spec_of("tests.front.test_train:KIND", {"keys.item.count": 5})

@@ -6,7 +6,7 @@ Imports neither JAX nor Numba: the command line checks what it was given before 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from typing import Any, cast
 
 from keyhole.errors import InputError
 from keyhole.identity import Ref
@@ -94,8 +94,10 @@ TASK = PartKind("task", "own-task", {"defaults": RunSpec, "make": Callable, "on"
 def defaults_of(task: str) -> RunSpec:
     """Returns the defaults of a task, by its name or by "module:NAME"."""
     found: Any = pick(TASK, task, DEFAULTS)
-    spec: RunSpec = found.defaults.changed({"task": task}) if Ref(task).is_own else found
-    return spec
+    if not Ref(task).is_own:
+        return cast("RunSpec", found)
+    held = {path: f"{task}.{at}" for path, at in getattr(found, "holds", {}).items()}
+    return cast("RunSpec", found.defaults.changed({"task": task, **held}))
 
 
 def spec_of(task: str, changes: Mapping[str, Any] | None = None, **more: Any) -> RunSpec:
@@ -121,6 +123,13 @@ def spec_of(task: str, changes: Mapping[str, Any] | None = None, **more: Any) ->
             )
     made = defaults.changed(given)
     check_sizes(defaults.sizes, made.sizes)
+    for name, told in given.get("keys", {}).items():
+        is_idle = made.keys[name].choice.name == "all" and "choice" not in told
+        if is_idle and told.get("count") is not None:
+            raise InputError(
+                f"task {defaults.task} takes every key of {name!r} and chooses none: got a count "
+                f"of {told['count']}; expected a choice as well; pass --keys, such as --keys top"
+            )
     whole = [s for s, k in made.keys.items() if k.count is None or k.choice.name == "all"]
     # Anyone who takes every key chooses none.
     return made.changed({"keys": {space: {"choice": "all", "count": None} for space in whole}})

@@ -73,6 +73,8 @@ class TaskKind:
         splits: those that are evaluated on.
         make: `(dataset, sizes, is_tuning) -> task`; tuning leaves the clients of the validation
             split out of training where the source has none of its own.
+        holds: field of a run's record -> attribute of the task that is its default where the task
+            is named by "module:NAME", such as {"data": "data"}.
     """
 
     name: str
@@ -82,6 +84,7 @@ class TaskKind:
     metric: str
     splits: tuple[str, ...]
     make: Callable[[Dataset, Mapping[str, int], bool], TaskParts]
+    holds: Mapping[str, str] = field(default_factory=dict)
 
     def on(
         self, dataset: Dataset, sizes: Mapping[str, int] | None = None, is_tuning: bool = False

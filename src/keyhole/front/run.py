@@ -338,11 +338,14 @@ def run_trial(
 
 
 def printed(rounds: int, is_shown: bool) -> OnRound:
-    """Returns what prints a line for each evaluation, and for the last round."""
+    """Returns what prints a line for each evaluation, for the last round, and for a round whose
+    updates could not be used."""
 
     def show(trial: int, record: RoundRecord) -> None:
-        if is_shown and (record.metrics or record.round + 1 == rounds):
-            found = ", ".join(f"{name} {value:.4g}" for name, value in record.numbers.items())
+        is_lost = record.is_skipped and record.trouble
+        if is_shown and (record.metrics or is_lost or record.round + 1 == rounds):
+            told = [f"{name} {value:.4g}" for name, value in record.numbers.items()]
+            found = ", ".join([*told, *filter(None, [record.trouble])])
             sys.stderr.write(f"trial {trial}, round {record.round + 1}/{rounds}: {found}\n")
 
     return show

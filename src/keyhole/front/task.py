@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from types import SimpleNamespace
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -117,7 +118,14 @@ class Task:
             metric=next(iter(self.metrics), "loss"),
             splits=("test",),
             make=self.make,
+            holds={"data": "data"}
+            | {f"keys.{s}.choice": f"choose.{s}" for s in self.spaces if s.isidentifier()},
         )
+
+    @property
+    def choose(self) -> SimpleNamespace:
+        """The choice of each key space, as an attribute: what "module:TASK.choose.item" names."""
+        return SimpleNamespace(**self.choices)
 
     @property
     def as_part(self) -> TaskKind:

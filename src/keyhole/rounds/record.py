@@ -112,6 +112,21 @@ class RoundRecord:
         """Whether clients answered and the update of none could be used."""
         return bool(self.refused) and not (self.staleness or self.late or self.stale)
 
+    @property
+    def trouble(self) -> str:
+        """How many updates could not be used, and why; empty where there is none of that.
+
+        >>> RoundRecord(round=0, step=0, clients=[4, 7], refused=[7]).trouble
+        '1 of 2 updates refused: not finite or too large'
+        """
+        count = len(self.clients)
+        found = []
+        if self.refused:
+            found.append(f"{len(self.refused)} of {count} updates refused: not finite or too large")
+        if self.empty:
+            found.append(f"{len(self.empty)} of {count} clients have no example with their keys")
+        return "; ".join(found)
+
 
 def metrics_to_json(metrics: Mapping[str, float]) -> dict[str, float | None]:
     """Returns metrics as JSON can hold them: it has no NaN and no infinity, which become null.
