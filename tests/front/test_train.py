@@ -74,6 +74,36 @@ def test_a_task_prints_as_one_short_line():
     assert len(said) < 250
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"rounds": 0}, "rounds is out of range: got 0; expected a whole number, 1 or more; pass"),
+        ({"rounds": 2.5}, "rounds is not a whole number: got 2.5; expected "),
+        (
+            {"client_lr": "x"},
+            "client_lr is not a number: got 'x'; expected a number, more than 0; ",
+        ),
+        ({"client_lr": np.nan}, "client_lr is out of range: got nan; "),
+        ({"client_momentum": 1}, "got 1; expected a number, 0 or more and less than 1; "),
+        ({"mean_over": "chooser"}, "mean_over is not known: got 'chooser'; expected cohort, "),
+        ({"mean_over": "chooser"}, "did you mean choosers?"),
+        ({"trials": 0}, "trials is out of range: got 0; "),
+        ({"m": -1}, "m of 'item' is out of range: got -1; "),
+    ],
+)
+def test_a_value_out_of_range_is_named_as_it_was_given(given, said):
+    with pytest.raises(InputError) as caught:
+        kh.train(make_task(), **{"rounds": 1, **given})
+    assert said in str(caught.value)
+
+
+def test_numbers_of_numpy_are_numbers():
+    run = kh.train(
+        make_task(), rounds=np.int64(1), m=np.int64(5), **{**SETTINGS, "cohort": np.int32(2)}
+    )
+    assert (run.rounds, run.spec.cohort.size) == (1, 2)
+
+
 def test_fewer_keys_are_fewer_bytes():
     few = kh.train(make_task(), rounds=10, m=5, **SETTINGS)
     whole = kh.train(make_task(), rounds=10, m="all", **SETTINGS)

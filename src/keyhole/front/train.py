@@ -20,11 +20,12 @@ from keyhole.parts import near_miss
 from keyhole.rounds.fields import SpecField, spec_fields
 from keyhole.rounds.record import RoundRecord
 from keyhole.rounds.spec import RunSpec
+from keyhole.sampling import check_count
 
 FIELDS: dict[str, SpecField] = {
     field.flag.removeprefix("--").replace("-", "_"): field
     for field in spec_fields(RunSpec)
-    if field.flag and field.flag not in ("--data", "--rounds")
+    if field.flag and field.flag != "--data"
 }
 """Keyword of `train` -> the field that it sets: the options of `keyhole train`."""
 
@@ -62,6 +63,7 @@ def train(
     Raises:
         InputError: a setting is unknown or out of range, or `out` holds another run.
     """
+    check_count("trials", trials, 1)
     spec, data, parts = _spec_and_parts(task, rounds, m, settings)
     experiment = Experiment(spec, data, parts, starts=_starts(start, trials))
     shown = progress if callable(progress) else printed(rounds, progress)
@@ -96,9 +98,10 @@ def _spec_and_parts(
     task: Task, rounds: int, m: Any, settings: Mapping[str, Any]
 ) -> tuple[RunSpec, Any, dict[str, Any]]:
     """The record of the run, its data, and the parts that were given as objects."""
-    changes: dict[str, Any] = {"rounds": rounds}
+    changes: dict[str, Any] = {}
     parts: dict[str, Any] = {"task": task.kind}
-    for name, value in settings.items():
+    for name, given in {**settings, "rounds": rounds}.items():
+        value = given.item() if isinstance(given, np.generic) else given
         if name not in FIELDS:
             raise InputError(
                 f"train has no such setting: got {name}; expected one of "
@@ -108,6 +111,7 @@ def _spec_and_parts(
         if FIELDS[name].type is Ref and not isinstance(value, str):
             parts[path] = value
         else:
+            FIELDS[name].check(name, value)
             changes[path] = value
     for space, count in _counts(task, m).items():
         if count is None:
@@ -130,10 +134,12 @@ def _counts(task: Task, m: Any) -> dict[str, int | None]:
     found: dict[str, int | None] = {}
     for name in task.spaces:
         count = given.get(name, "all")
-        if count != "all" and not isinstance(count, int):
+        if count != "all" and not isinstance(count, int | np.integer):
             raise InputError(
                 f'm of {name!r} is no number: got {count!r}; expected a whole number or "all"; '
                 "choose one"
             )
+        if count != "all":
+            check_count(f"m of {name!r}", count, 0)
         found[name] = None if count == "all" else int(count)
     return found

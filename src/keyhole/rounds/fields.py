@@ -5,17 +5,19 @@ Imports neither JAX nor Numba: a command reads its options before it loads eithe
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from types import UnionType
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta, Struct
 
 from keyhole.errors import InputError
 from keyhole.identity import Ref
+from keyhole.parts import near_miss
 
 VERSION = 5
 NONE = "none"
@@ -187,6 +189,33 @@ class SpecField:
     bounds: Mapping[str, float]  # as msgspec has them: ge, gt, le, lt
     default: Any  # None if there is none, too
     is_required: bool
+
+    def check(self, name: str, value: Any) -> None:
+        """Raises InputError where the field cannot have a value, which the caller gave as `name`.
+        None, and values of other types than numbers and choices, are left to the record."""
+        if get_origin(self.type) is Literal and value is not None:
+            known = get_args(self.type)
+            if value not in known:
+                raise InputError(
+                    f"{name} is not known: got {value!r}; expected {', '.join(known)}; "
+                    f"{near_miss(str(value), known)}"
+                )
+        if self.type not in (int, float) or value is None:
+            return
+        kind: Any = int if self.type is int else int | float
+        is_number = isinstance(value, kind) and not isinstance(value, bool)
+        if not (is_number and all(_TESTS[b](value, at) for b, at in self.bounds.items())):
+            words = "a whole number" if self.type is int else "a number"
+            wrong = "is out of range" if is_number else f"is not {words}"
+            limits = " and ".join(_LIMITS[b].format(at) for b, at in self.bounds.items())
+            raise InputError(
+                f"{name} {wrong}: got {value!r}; expected {f'{words}, {limits}'.strip(', ')}; pass "
+                "such a number"
+            )
+
+
+_TESTS: Mapping[str, Any] = {each: getattr(operator, each) for each in ("ge", "gt", "le", "lt")}
+_LIMITS = {"ge": "{} or more", "gt": "more than {}", "le": "at most {}", "lt": "less than {}"}
 
 
 def spec_fields(kind: type[Struct], prefix: str = "") -> Iterator[SpecField]:
