@@ -15,6 +15,7 @@ sys.path.insert(0, str(DOCS))
 from percent import cells_of, page_of  # noqa: E402  (a hook is no package)
 
 DOCTEST = re.compile(r"^( *)>>> .*(?:\n(?!\s*$).*)*", re.M)
+FENCE = re.compile(r"^```python \w+$", re.M)  # the word says which packages its test needs
 PICTURE = re.compile(r"!\[([^\]]*)\]\(([^)]*\.svg)\)")
 
 
@@ -31,8 +32,9 @@ def _fenced(found):
 
 
 def on_page_markdown(markdown, page, **_):
-    """Puts drawings into the page itself, where the site's colours reach them."""
-    folder = (DOCS / page.file.src_uri).parent
+    """Puts drawings into the page itself, where the site's colours reach them, and leaves out of
+    fences what concerns tests alone."""
+    folder, markdown = (DOCS / page.file.src_uri).parent, FENCE.sub("```python", markdown)
     return PICTURE.sub(lambda found: _drawing(found[1], folder / found[2]), markdown)
 
 
