@@ -17,6 +17,7 @@ import pytest
 
 from keyhole.aggregation import shares as sum_messages
 from keyhole.aggregation.shares import (
+    HIDING_NOISE,
     SEAL_BYTES,
     open_share,
     pack_list,
@@ -377,7 +378,8 @@ def test_the_limits_on_the_page_are_the_defaults():
     assert limits.min_clients is None
     assert TwoServers().about.min_clients_for(60) == 40
     assert TwoServers(noise=1.0).about.min_clients_for(60) == 2
-    assert "two thirds of the cohort, or 2 where the terms have noise" in AGGREGATORS
+    told = f"two thirds of the cohort, or 2 where noise / norm is {HIDING_NOISE} or more"
+    assert told in AGGREGATORS
     assert f"(`--close-after`, {limits.close_after:,.0f} seconds)" in AGGREGATORS
     assert f"{limits.max_table >> 20:,} MB of a share of the sum" in AGGREGATORS
     assert re.search(rf"{limits.max_upload >> 20} MB of a\s+device's body", AGGREGATORS)

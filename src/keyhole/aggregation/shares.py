@@ -56,6 +56,15 @@ SEAL_BYTES = _KEY_ID_BYTES + PUBLIC_BYTES + TAG_BYTES
 NO_MODEL = bytes(_DIGEST_BYTES)
 """Stands for the model of a sum in one process, where all clients are given the same."""
 
+HIDING_NOISE = 0.5
+"""The noise multiplier from which the noise of one server hides a client in a sum of any size.
+
+One who knows all other updates, and the noise of the other server, has the last update plus this
+noise. The best guess whether a given update was sent, or none, is wrong in Phi(-1 / 2z) of cases: 1
+in 6 for 0.5, 1 in 20 for 0.3, 1 in 3 million for 0.1, which hides nothing. That is for one sum:
+what many tell together, a budget bounds (`privacy.ledger`).
+"""
+
 
 @dataclass(frozen=True, kw_only=True)
 class SumFacts:
@@ -120,6 +129,11 @@ class SumFacts:
         which it does not account."""
         is_counted = self.with_counts or self.min_per_key > 0
         return 0.0 if self.norm == inf or is_counted else self.noise / self.norm
+
+    @property
+    def hides_each_client(self) -> bool:
+        """Whether the noise hides a client however few are added (see `HIDING_NOISE`)."""
+        return self.noise_multiplier >= HIDING_NOISE
 
     @property
     def public_message_bytes(self) -> int:

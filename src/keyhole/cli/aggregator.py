@@ -74,7 +74,7 @@ if TYPE_CHECKING:
     "--min-clients",
     cls=GroupedOption,
     type=click.IntRange(1),
-    show_default="two thirds of the cohort; 2 with noise",
+    show_default="two thirds of the cohort; 2 with noise from 0.5",
     help="Take part in no sum that may be released with fewer.",
 )
 @click.option(

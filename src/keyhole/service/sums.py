@@ -84,7 +84,7 @@ class AggregatorSettings:
     party: int
     aggregation: SharedSum = field(default_factory=shared_sum)  # how shares are added up
     # the operator's own: a sum whose params allow fewer is not opened; None for what the
-    # aggregation declares, which is a share of the cohort unless noise is added
+    # aggregation declares, which is a share of the cohort unless noise hides each
     min_clients: int | None = None
     close_after: float = 86_400.0  # seconds after which an open sum closes by itself
     max_sums: int = 4  # open, being added up or not yet forgotten, of all trainers
@@ -117,7 +117,7 @@ class AggregatorSettings:
             raise InputError(
                 f"a sum of too few clients could be released: got at least {facts.min_clients}; "
                 f"expected at least {minimum} of {len(opening.cohort)}, says the operator of this "
-                "aggregator; raise --min-clients of the trainer, or lower it here"
+                "aggregator; raise --min-clients or the noise of the trainer, or lower it here"
             )
         self._check_cohort(opening, facts)
         self._check_sizes(facts)
@@ -132,7 +132,7 @@ class AggregatorSettings:
         if self.min_clients is not None:
             return self.min_clients
         about = about_of(self.aggregation)
-        share = 0.0 if facts.noise else about.min_share
+        share = 0.0 if facts.hides_each_client else about.min_share
         return replace(about, min_share=share).min_clients_for(len(opening.cohort))
 
     def _check_cohort(self, opening: SumOpening, facts: SumFacts) -> None:

@@ -158,10 +158,21 @@ def epsilon_of(mechanism: Mechanism, rounds: int, delta: float) -> float:
     if rounds <= 0:
         return 0.0
     is_beyond = mechanism.sampling == "separated" and rounds > mechanism.planned_rounds
-    if mechanism.noise_multiplier == 0 or is_beyond:
+    if gaussian_cost(mechanism.accounted_multiplier) == inf or is_beyond:
         return inf
     left = delta - mechanism.participations(mechanism.planned_rounds or rounds) * mechanism.failure
     return _epsilon(replace(mechanism, failure=0.0), rounds, left) if left > 0 else inf
+
+
+def gaussian_cost(z: float) -> float:
+    """Returns 1 / z^2, what a Gaussian with noise multiplier z costs; infinite where there is no
+    noise, or so little of it that no number holds the cost.
+
+    >>> gaussian_cost(0.5), gaussian_cost(0.0), gaussian_cost(1e-160)
+    (4.0, inf, inf)
+    """
+    square = z * z if z > 0 else 0.0
+    return 1 / square if square else inf
 
 
 def gaussian_epsilon(cost: float, delta: float) -> float:

@@ -5,7 +5,8 @@ population, the noise, and whom it counts. Run after run, with one trainer or an
 of a device tell together is composed as Gaussians are: each costs 1 / z^2, z being the standard
 deviation of the noise over the norm of an update, and all together are as private as one with
 z = 1 / sqrt(sum of the costs). Nothing is gained by sampling: who keeps a ledger sees who takes
-part. A sum without noise costs infinitely much, and is noted, too.
+part. A sum without noise, or with too little for its cost to be a number, costs infinitely much,
+and is noted, too.
 
     keyhole-ledger 1\\n
     DIGEST {"sum": "...", "population": "...", "noise": z, "devices": ["..."]}\\n       and so on
@@ -33,7 +34,7 @@ from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
-from keyhole.aggregation.privacy.accountant import gaussian_epsilon
+from keyhole.aggregation.privacy.accountant import gaussian_cost, gaussian_epsilon
 from keyhole.errors import BudgetError, InputError, StorageError
 from keyhole.files import make_directory, storage_errors, sync_directory, write_all
 
@@ -61,8 +62,8 @@ class Charge:
 
     @property
     def cost(self) -> float:
-        """What it adds to 1 / z^2 of everyone it counts."""
-        return inf if self.noise <= 0 else self.noise**-2
+        """What it adds to 1 / z^2 of everyone it counts; infinite for next to no noise."""
+        return gaussian_cost(self.noise)
 
     def encode(self) -> bytes:
         """Returns it as one line of text without its end."""
@@ -152,9 +153,10 @@ class Budget:
     def check(self, totals: Totals, entry: Charge) -> None:
         """Raises BudgetError where a sum costs one of its devices too much; the message holds a
         count and no name."""
+        cost = entry.cost  # before anything is written, with a budget or without
         if self.epsilon == inf:
             return
-        after = [totals.after(name, entry.cost) for name in entry.devices]
+        after = [totals.after(name, cost) for name in entry.devices]
         # Epsilon grows with the cost: the dearest are found without a search for each of them.
         worst = max(after, default=0.0)
         if gaussian_epsilon(worst, self.delta) <= self.epsilon:
@@ -208,7 +210,8 @@ class Ledger:
             self._file = -1
 
     def check(self, entry: Charge) -> None:
-        """Raises BudgetError where a sum that is not noted yet is beyond the budget."""
+        """Raises what `charge` would raise, and notes nothing."""
+        _check_entry(entry)
         with self._locked():
             if not self.totals.has(entry):
                 self.budget.check(self.totals, entry)
@@ -220,14 +223,11 @@ class Ledger:
             Whether it is new; a sum that is noted already is not noted again.
 
         Raises:
+            InputError: it has no name, or noise that is no finite number.
             BudgetError: it is beyond the budget, and was not noted.
             StorageError: it could not be written, and was not noted.
         """
-        if not isfinite(entry.noise) or not entry.sum:
-            raise InputError(
-                f"an entry that says nothing: got noise {entry.noise}; expected a sum with a name, "
-                "and a finite noise; pass those of the params"
-            )
+        _check_entry(entry)
         with self._locked():
             if self.totals.has(entry):
                 return False
@@ -327,6 +327,14 @@ def _or_none(epsilon: float) -> float | None:
 
 def _or_inf(epsilon: float | None) -> float:
     return inf if epsilon is None else epsilon
+
+
+def _check_entry(entry: Charge) -> None:
+    if not isfinite(entry.noise) or not entry.sum:
+        raise InputError(
+            f"an entry that says nothing: got noise {entry.noise}; expected a sum with a name, and "
+            "a finite noise; pass those of the params"
+        )
 
 
 def _digest(last: str, text: bytes) -> str:
