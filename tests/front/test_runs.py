@@ -1,6 +1,7 @@
 """Runs are objects: opened again, measured, drawn, gone on with, and started from."""
 
 import shutil
+import signal
 import sys
 
 import numpy as np
@@ -104,6 +105,40 @@ def test_a_run_goes_on_to_the_same_bytes(kept, tmp_path):
     assert kh.open_run(tmp_path / "run").metrics == at_once.metrics
     with pytest.raises(InputError, match="train with out=DIRECTORY"):
         at_once.resume(9)
+
+
+def test_an_interrupted_run_says_what_it_keeps_and_where_it_resumes(tmp_path, capsys):
+    def interrupt(trial, record):
+        if record.round == 0:  # the next round counts as under way
+            signal.raise_signal(signal.SIGINT)
+
+    call = {"rounds": 4, "m": 5, "out": tmp_path / "run", **EACH_ROUND}
+    kept = r"trial-0 keeps 2 finished rounds; the same call resumes it"
+    with pytest.raises(KeyboardInterrupt, match=kept):
+        kh.train(make_task(), **{**call, "progress": interrupt})
+    kh.train(make_task(), **{**call, "progress": True})
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "trial 0: resumed after round 2/4"
+    assert [line.partition(":")[0] for line in lines[1:]] == [
+        "trial 0, round 3/4",
+        "trial 0, round 4/4",
+    ]
+
+
+def test_an_interrupted_run_in_memory_says_that_it_is_lost():
+    def interrupt(trial, record):
+        signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt, match=r"is lost; with out=DIRECTORY the same call"):
+        kh.train(make_task(), rounds=4, m=5, **{**EACH_ROUND, "progress": interrupt})
+
+
+def test_a_cohort_larger_than_the_population_is_told(capsys):
+    call = {**EACH_ROUND, "cohort": 5000, "progress": True}
+    run = kh.train(make_task(), rounds=1, m=5, **call)
+    assert len(run.records()[0].clients) == 8
+    said = capsys.readouterr().err.splitlines()[0]
+    assert said == "cohort is 5000 of 8 clients: every round asks all of them"
 
 
 def test_a_run_starts_from_the_model_of_another(kept, tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -250,10 +251,9 @@ class TrainedRun:
         asked = self.experiment.spec.rounds if rounds is None else rounds
         spec = self.experiment.spec.changed({"rounds": asked})
         experiment = replace(self.experiment, spec=spec)
-        shown = progress if callable(progress) else printed(asked, progress)
         trackers = trackers_of(tracker, self.directory.parent)
         trials = [
-            run_trial(experiment, trial.number, folder, shown, trackers)
+            run_trial(experiment, trial.number, folder, progress, trackers)
             for trial in self.trials
             for folder in [trial_directory(self.directory, trial.number)]
         ]
@@ -304,18 +304,21 @@ def run_trial(
     experiment: Experiment,
     trial: int,
     directory: Path | None,
-    shown: OnRound,
+    progress: bool | OnRound,
     trackers: Sequence[Tracker] = (),
 ) -> TrainedTrial:
     """Runs one trial; Ctrl-C ends it after the round under way, which is kept."""
     ended: list[Run] = []
     records: list[RoundRecord] = []
+    made = rounds_kept(directory)
+    shown = progress if callable(progress) else printed(experiment.spec.rounds, progress, made)
 
     def note(record: RoundRecord) -> None:
         records.append(record)
         shown(trial, record)
 
-    with stop_on_signals() as stop:
+    result = None
+    with stop_on_signals() as stop, suppress(KeyboardInterrupt):  # a second one, in a round
         result = run_tracked(
             experiment,
             trackers,
@@ -327,8 +330,8 @@ def run_trial(
             stop=stop,
             on_end=ended.append,
         )
-    if stop.is_set() and result is None:
-        raise KeyboardInterrupt
+    if result is None:
+        raise KeyboardInterrupt(_interrupted(directory))
     asked = experiment.describe(trial)
     if directory is None:
         (run,) = ended
@@ -337,11 +340,28 @@ def run_trial(
     return TrainedTrial(trial, asked, read_records(directory / "records.jsonl"), result, state)
 
 
-def printed(rounds: int, is_shown: bool) -> OnRound:
+def rounds_kept(directory: Path | None) -> int:
+    """Returns how many rounds of a trial are on disk."""
+    records = [] if directory is None else read_records(directory / "records.jsonl")
+    return records[-1].round + 1 if records else 0
+
+
+def _interrupted(directory: Path | None) -> str:
+    """What is left of a trial that was interrupted."""
+    if directory is None:
+        return "the run was in memory only and is lost; with out=DIRECTORY the same call resumes it"
+    return f"{directory} keeps {rounds_kept(directory)} finished rounds; the same call resumes it"
+
+
+def printed(rounds: int, is_shown: bool, made: int = 0) -> OnRound:
     """Returns what prints a line for each evaluation, for the last round, and for a round whose
-    updates could not be used."""
+    updates could not be used; of those made before, one line for all."""
 
     def show(trial: int, record: RoundRecord) -> None:
+        if record.round < made:
+            if is_shown and record.round + 1 == made:
+                sys.stderr.write(f"trial {trial}: resumed after round {made}/{rounds}\n")
+            return
         is_lost = record.is_skipped and record.trouble
         if is_shown and (record.metrics or is_lost or record.round + 1 == rounds):
             told = [f"{name} {value:.4g}" for name, value in record.numbers.items()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from keyhole.arrays import Tree
 from keyhole.errors import InputError
 from keyhole.experiments.experiment import Experiment, Start
 from keyhole.experiments.trackers import Tracked, trackers_of
-from keyhole.front.run import TrainedRun, printed, run_trial
+from keyhole.front.run import TrainedRun, run_trial
 from keyhole.front.task import Task, check_choice
 from keyhole.identity import Ref, identity_of
 from keyhole.parts import near_miss
@@ -66,13 +67,15 @@ def train(
     check_count("trials", trials, 1)
     spec, data, parts = _spec_and_parts(task, rounds, m, settings)
     experiment = Experiment(spec, data, parts, starts=_starts(start, trials))
-    shown = progress if callable(progress) else printed(rounds, progress)
+    asked, clients = spec.cohort.size, experiment.task.clients
+    if progress is True and "cohort" in settings and asked > clients:
+        sys.stderr.write(f"cohort is {asked} of {clients} clients: every round asks all of them\n")
     folder = None if out is None else Path(out)
     trackers = trackers_of(tracker, Path("keyhole-runs") if folder is None else folder.parent)
     runs = []
     for trial in range(trials):
         directory = None if folder is None else folder / f"trial-{trial}"
-        runs.append(run_trial(experiment, trial, directory, shown, trackers))
+        runs.append(run_trial(experiment, trial, directory, progress, trackers))
     return TrainedRun(runs, folder, lambda: experiment)
 
 
