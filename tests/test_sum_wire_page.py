@@ -205,10 +205,11 @@ def test_counts_are_laid_out_as_the_page_says():
 def test_a_share_is_sealed_as_the_page_says():
     """By the page, with nothing of ours but HPKE itself."""
     key = PrivateKey.fresh()
-    sealed = seal_share(key.public, ROUND, b"body")
+    sealed = seal_share(key.public, ROUND, "phone-1", b"body")
     assert sealed[:8] == sha256(key.public).digest()[:8]
-    opened = open_from(key, sealed[8:40], b"keyhole share 1").open(ROUND.encode(), sealed[40:])
-    assert opened == open_share(key, ROUND, sealed) == b"body"
+    bound = ROUND.encode() + b"\0" + b"phone-1"
+    opened = open_from(key, sealed[8:40], b"keyhole share 2").open(bound, sealed[40:])
+    assert opened == open_share(key, ROUND, "phone-1", sealed) == b"body"
     assert len(sealed) == len(b"body") + SEAL_BYTES
     assert f"{SEAL_BYTES} bytes more" in WHOLE
 
@@ -265,7 +266,7 @@ class Service:
         return self.ask(method, f"/v1/sums/{ROUND}{path}", "trainer", name, content)
 
     def send(self, device, body, **more):
-        sealed = seal_share(self.app.sums.files.key.public, ROUND, body)
+        sealed = seal_share(self.app.sums.files.key.public, ROUND, device, body)
         return self.ask("POST", f"/v1/sums/{ROUND}/shares", "device", device, sealed, **more)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import time
-from base64 import urlsafe_b64decode
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +150,7 @@ def issue(key: Path, device: str, days: float, **options: Any) -> None:
     Its id goes to standard error: keep it beside the name of the device, to revoke the token.
     """
     from keyhole.service.access import Keyring
+    from keyhole.wire.assignment import claims_in
 
     ring = Keyring.load(key)
     made = ring.issue("device", device, now=time.time(), seconds=days * _DAY, **options)
@@ -165,6 +165,8 @@ def show(file: Path) -> None:
 
     The signature is not checked: that takes the key of the service.
     """
+    from keyhole.wire.assignment import claims_in
+
     told = claims_in(read_token(file))
     if not told:
         raise InputError(
@@ -208,19 +210,11 @@ def deny(file: Path, ids: tuple[str, ...]) -> None:
     click.echo(f"{file}: {len(fresh)} denied, {len(ids) - len(fresh)} were before")
 
 
-def claims_in(token: str) -> dict[str, Any]:
-    """Returns what a token says; nothing where it is of another kind. The service checks it."""
-    try:
-        payload = token.split(".")[1]
-        told = json.loads(urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
-        return {"id": str(told["id"]), "device": str(told["device"]), **told}
-    except (IndexError, KeyError, TypeError, ValueError):
-        return {}
-
-
 def refuse_token(file: Path, audience: str, device: str | None = None) -> None:
     """Raises InputError for a token that is for another kind of service, or for another device
     than `device`: its owner hears of it before anything is sent."""
+    from keyhole.wire.assignment import claims_in
+
     told = claims_in(read_token(file))
     named, kind = told.get("device"), told.get("audience", audience)
     if kind != audience:

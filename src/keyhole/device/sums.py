@@ -10,7 +10,8 @@ given the same round only the trainer's signature says: a device that does not p
 part, unless its operator would rather trust the service.
 
 What goes to each aggregator is sealed to its key, which the operator names with its address: TLS
-may end at a load balancer, and one who runs both balancers would read the update.
+may end at a load balancer, and one who runs both balancers would read the update. The device's name
+is sealed with it: sent on under another one, it does not open, and nobody else is charged.
 
 Hidden from each aggregator: keys and numbers of the update, if the two do not work together.
 Hidden from what stands before the aggregators: the same, without that. Hidden from the trainer: all
@@ -45,6 +46,7 @@ from keyhole.errors import (
 )
 from keyhole.primitives.layout import Layout
 from keyhole.primitives.report import Report
+from keyhole.wire.assignment import name_in
 from keyhole.wire.http import OCTETS
 from keyhole.wire.manifest import digest_of
 from keyhole.wire.messages import SUM_SETTING, WEIGHT_SETTING, SharePlace, read_message
@@ -211,15 +213,15 @@ class SumSend:
         layout, sent = _carried(known, Report.of(update))
         client = client_of(self.aggregation, params, digest_of(known.id), layout)
         made = client.shard(sent, known.keys_by_space(keys))
-        bodies = [
-            seal_share(key, known.id, body)
-            for key, body in zip(self.keys, made.bodies, strict=True)
-        ]
         lines = [
             _Line(party, to, known.id, token)
             for party, (to, token) in enumerate(
                 zip((self.first, self.second), round.sum_tokens or (None, None), strict=True)
             )
+        ]
+        bodies = [
+            seal_share(key, known.id, line.name_of(device), body)
+            for key, line, body in zip(self.keys, lines, made.bodies, strict=True)
         ]
         entry = Charge(round.round, device.client.place, facts.noise_multiplier, (self.name,))
         if self.ledger is not None:
@@ -261,6 +263,12 @@ class _Line:
                     return
             except NotFoundError:
                 attempts.failed("the sum is not open yet")
+
+    def name_of(self, device: Device) -> str:
+        """The name by which the aggregator counts this device. The operator's tokens go before that
+        of the round, which the service could have made out to another device."""
+        own = self.aggregator.token_for(self.round), device.token_for(self.round), self.told
+        return next((name for name in map(name_in, own) if name), "")
 
     def _check_party(self, said: int) -> None:
         if said != self.party:

@@ -374,8 +374,8 @@ class Sums:
     def upload(self, round_id: str, device: str, body: bytes) -> Literal["stored", "known"]:
         """Keeps what a device sent, durably; sending the same again changes nothing. While the sum
         is open, another share takes its place: of a device that was stopped between the two."""
-        checker, opened = self.held(round_id).checker, open_share(self.files.key, round_id, body)
-        checker.check(opened)
+        opened = open_share(self.files.key, round_id, device, body)
+        self.held(round_id).checker.check(opened)
         return self.files.spool.store(round_id, device, opened, may_replace=True)
 
     def charge(self, round_id: str, devices: Sequence[str]) -> None:

@@ -141,7 +141,7 @@ class Pair:
 
     def send(self, party, round_id, name, body, token=None, sealed=None):
         """A device sends what it has sealed, or something else in its place."""
-        body = seal_share(self.public(party), round_id, body) if sealed is None else sealed
+        body = seal_share(self.public(party), round_id, name, body) if sealed is None else sealed
         client = HttpClient(self.urls[party], retry=Retry(attempts=1))
         token = token or self.device_token(party, name)
         path = f"/v1/sums/{round_id}/shares"
