@@ -33,15 +33,19 @@ BOOSTS = {
 }
 
 
-def attack(directory, boost, above):
-    """Trains one round with a liar among five devices; returns how long the mean update was."""
+def attack(directory, send, above, **weights):
+    """Trains one round with a liar among five devices; returns how long the mean update was.
+
+    Args:
+        send: how the liar sends, in place of `device.send`.
+    """
     cohorts = Cohorts(len(toy.EXAMPLES), COHORT)
-    plan = toy.make_plan(cohorts=cohorts, max_update_norm=LIMIT, above_norm=above)
+    plan = toy.make_plan(cohorts=cohorts, max_update_norm=LIMIT, above_norm=above, **weights)
     stop = threading.Event()
 
     def live(client):
         one = PopulationClient(client, lambda settings: toy.make_clients(), toy.REHEARSED)
-        lie = Participant(one.choose, one.train, send=sending(boost))
+        lie = Participant(one.choose, one.train, send=send)
         clock = Clock(sleep=lambda seconds: stop.wait(min(seconds, 0.01)))
         with service.device(name=device_name(client), stop=stop, clock=clock) as device:
             done = None
@@ -80,7 +84,7 @@ def sending(boost):
 def plant_hole(patch):
     """Takes every update of numbers, as a build without a bound would."""
 
-    def take(self, update, keys):
+    def take(self, update, keys, weight=None):
         return TakenUpdate(usable(update))
 
     patch.setattr(InputBound, "take", take)
@@ -89,7 +93,7 @@ def plant_hole(patch):
 @pytest.mark.parametrize("above", ["refuse", "clip"])
 @pytest.mark.parametrize("how", BOOSTS)
 def test_a_liar_moves_the_model_no_further_than_anybody(tmp_path, how, above):
-    length, record = attack(tmp_path, BOOSTS[how], above)
+    length, record = attack(tmp_path, sending(BOOSTS[how]), above)
     assert length <= LIMIT * 1.001, "the mean of updates of at most C"
     assert record.above_norm == (how != "NaN")
     assert len(record.refused) == (above == "refuse" or how in ("NaN", "infinity"))
@@ -99,6 +103,6 @@ def test_a_liar_moves_the_model_no_further_than_anybody(tmp_path, how, above):
 @pytest.mark.parametrize("how", ["a million times", "1e30", "its longest, named again and again"])
 def test_without_the_bound_the_attack_succeeds(tmp_path, monkeypatch, how):
     plant_hole(monkeypatch)
-    length, record = attack(tmp_path, BOOSTS[how], "refuse")
+    length, record = attack(tmp_path, sending(BOOSTS[how]), "refuse")
     assert length > (2 if BOOSTS[how] is None else 1000) * LIMIT
     assert record.above_norm == 0

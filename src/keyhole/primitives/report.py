@@ -10,10 +10,11 @@ and is stored as it is, and nothing that a client does to its arrays later chang
 from __future__ import annotations
 
 import json
+import re
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import isfinite, prod
+from math import isfinite, nan, prod
 from typing import Any
 from zlib import crc32
 
@@ -25,6 +26,10 @@ from keyhole.tree import flatten, unflatten
 
 _MAGIC, _COUNT = b"KHS1", struct.Struct("<I")
 
+METRIC_NAME = r"\A(?=.{1,64}\Z)[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*\Z"
+"""What a metric may be called. Names end up in records, on screens and in the files of trackers,
+and over a service they come from devices: no part of one is empty or begins with a dot."""
+
 
 @dataclass(frozen=True, repr=False)
 class Report:
@@ -35,7 +40,8 @@ class Report:
         weight: how much the update counts where means are weighted by examples; None lets the
             library count the client's examples.
         metrics: name -> number, such as the loss before training. They are recorded as means over
-            clients; one that is NaN or infinite is left out.
+            clients; one that is NaN or infinite is left out. Names have at most 64 characters:
+            letters, digits, `_`, `.`, `-`, and `/` between parts.
         state: nested dicts and lists of arrays, which the client gets back when it next takes part;
             None keeps what it had. It is kept if the round makes a step in which the update counts.
 
@@ -71,8 +77,8 @@ class Report:
             who: whose it is, for errors, such as "client 3 in round 5".
 
         Raises:
-            InputError: a weight or a metric is no number, or the state is too large or no tree of
-                arrays.
+            InputError: a weight or a metric is no number, a name is not allowed, or the state is
+                too large or no tree of arrays.
         """
         weight = None if self.weight is None else _weight_number(self.weight, who)
         if not isinstance(self.metrics, Mapping):
@@ -80,7 +86,9 @@ class Report:
                 f"the metrics of {who} have no names: got a {type(self.metrics).__name__}; "
                 'expected a dict of name and number; report metrics={"loss": value}'
             )
-        metrics = {str(n): _metric_number(n, value, who) for n, value in self.metrics.items()}
+        metrics = {
+            _metric_name(n, who): _metric_number(n, value, who) for n, value in self.metrics.items()
+        }
         if self.state is None or isinstance(self.state, PackedState):
             return Report(self.update, weight, metrics, self.state)
         state = pack_state(self.state, who)
@@ -100,6 +108,16 @@ def _weight_number(weight: Any, who: str) -> float:
             "number from 0, such as the number of its examples; report weight=len(examples)"
         )
     return number
+
+
+def _metric_name(name: object, who: str) -> str:
+    if not re.match(METRIC_NAME, str(name)):
+        raise InputError(
+            f"a metric of {who} has an invalid name: got {str(name)[:80]!r}; expected 1 to 64 "
+            "letters, digits, _, . or -, and / between parts, none of which starts with . or -; "
+            'rename it, such as "train/loss"'
+        )
+    return str(name)
 
 
 def _metric_number(name: object, value: Any, who: str) -> float:
@@ -196,7 +214,8 @@ class MetricOfClients:
     """What clients reported under one name.
 
     Args:
-        mean: over the clients whose updates count, weighted as these are.
+        mean: over the clients whose updates count, weighted as these are; NaN, in JSON null, where
+            their numbers are too large to have one.
         deciles: the nine numbers that part clients into ten groups of equal size; none where a
             secure sum hides the numbers of single clients.
     """
@@ -232,10 +251,15 @@ def summarize(reports: Sequence[Report], is_weighted: bool) -> Reported:
         told = [(each.metrics[name], w) for each, w in pairs if isfinite(each.metrics[name])]
         weight = sum(w for _, w in told)
         if weight > 0:
-            deciles = np.quantile([value for value, _ in told], np.arange(1, 10) / 10)
+            with np.errstate(over="ignore", invalid="ignore"):
+                deciles = np.quantile([value for value, _ in told], np.arange(1, 10) / 10)
             mean = sum(value * w for value, w in told) / weight
-            metrics[name] = MetricOfClients(mean, deciles.tolist())
+            metrics[name] = MetricOfClients(_or_nan(mean), [_or_nan(d) for d in deciles.tolist()])
     return Reported(float(sum(weights)) if is_weighted else None, metrics)
+
+
+def _or_nan(number: float) -> float:
+    return number if isfinite(number) else nan
 
 
 def metric_names(reports: Iterable[Report]) -> list[str]:

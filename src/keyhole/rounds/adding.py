@@ -107,9 +107,12 @@ def _reports_of(request: SumRequest) -> list[Report]:
 
 def agreed(results: Sequence[ClientResult]) -> list[ClientResult]:
     """Returns results of devices, whose metrics have the names that most of them report: what one
-    device says must not end a run. Others count as if they could not tell."""
-    sent = [one for one in results if one.outcome == "sent" and one.report is not None]
-    named = Counter(tuple(sorted(one.report.metrics)) for one in sent if one.report is not None)
+    device says must not end a run. Others count as if they could not tell.
+
+    A device that reports nothing is one that reports no names: where most are silent, no metric
+    is recorded."""
+    told = (one.report or Report(None) for one in results if one.outcome == "sent")
+    named = Counter(tuple(sorted(report.metrics)) for report in told)
     names = min(named, key=lambda each: (-named[each], each), default=())
 
     def agree(one: ClientResult) -> ClientResult:

@@ -134,24 +134,48 @@ def metrics_to_json(metrics: Mapping[str, float]) -> dict[str, float | None]:
     >>> metrics_to_json({"loss": math.nan, "accuracy": 0.5})
     {'loss': None, 'accuracy': 0.5}
     """
-    return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+    return {name: _to_json(value) for name, value in metrics.items()}
 
 
 def metrics_from_json(told: Mapping[str, float | None]) -> dict[str, float]:
     """Returns metrics of which null, where one was not finite, is NaN."""
-    return {name: math.nan if value is None else value for name, value in told.items()}
+    return {name: _from_json(value) for name, value in told.items()}
+
+
+def _to_json(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _from_json(value: float | None) -> float:
+    return math.nan if value is None else value
 
 
 def encode_records(records: Iterable[RoundRecord]) -> bytes:
     """Returns one line of JSON for each record."""
-    told = (_told(r) | {"metrics": metrics_to_json(r.metrics)} for r in records)
-    return b"".join(json.dumps(each, sort_keys=True).encode() + b"\n" for each in told)
+    return b"".join(json.dumps(_told(r), sort_keys=True).encode() + b"\n" for r in records)
 
 
 def _told(record: RoundRecord) -> dict[str, Any]:
     """The fields of a record; what clients report only where they do."""
-    told = asdict(record)
+    told = asdict(record) | {"metrics": metrics_to_json(record.metrics)}
+    told["client_metrics"] = {
+        name: {"mean": _to_json(found.mean), "deciles": [_to_json(d) for d in found.deciles]}
+        for name, found in record.client_metrics.items()
+    }
     return {n: v for n, v in told.items() if v or n not in ("total_weight", "client_metrics")}
+
+
+def _numbers_of(told: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a line in which null is NaN."""
+    of_clients = {
+        name: {
+            "mean": _from_json(found["mean"]),
+            "deciles": [_from_json(d) for d in found.get("deciles", [])],
+        }
+        for name, found in told.get("client_metrics", {}).items()
+    }
+    metrics = metrics_from_json(told.get("metrics", {}))
+    return {"metrics": metrics, "client_metrics": of_clients}
 
 
 def decode_records(data: bytes) -> list[RoundRecord]:
@@ -159,10 +183,9 @@ def decode_records(data: bytes) -> list[RoundRecord]:
     lines = data.split(b"\n")[:-1]
     try:
         told = [json.loads(line) for line in lines]
-        metrics = [metrics_from_json(each.get("metrics", {})) for each in told]
-        read = [RoundRecord(**r | {"metrics": m}) for r, m in zip(told, metrics, strict=True)]
+        read = [RoundRecord(**each | _numbers_of(each)) for each in told]
         return [typed(RoundRecord, vars(record)) for record in read]
-    except (TypeError, ValueError, AttributeError) as error:
+    except (TypeError, ValueError, AttributeError, KeyError) as error:
         raise InputError(
             f"a line is not the record of a round: got {error!s}; expected JSON lines as "
             "training writes them; point at the records.jsonl of a run, made by this version of "

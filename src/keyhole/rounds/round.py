@@ -243,7 +243,7 @@ class _Work:
         outcomes: list[Outcome] = []
         reports = map(Report.of, self.execute(self.clients, jobs))
         for (client, keys), report in zip(jobs.keys.items(), reports, strict=True):
-            taken = self.taken[client] = _take(jobs.bound, keys, report.update)
+            taken = self.taken[client] = _take(jobs.bound, keys, report)
             without: Outcome = "empty" if is_nothing(report.update) else "refused"
             outcomes.append(without if taken.update is None else "sent")
             if (told := report.beside) is not None:
@@ -286,9 +286,11 @@ class _Work:
 _NOTHING_TAKEN = TakenUpdate(None)
 
 
-def _take(bound: InputBound, keys: KeysBySpace, update: Tree) -> TakenUpdate:
+def _take(bound: InputBound, keys: KeysBySpace, report: Report) -> TakenUpdate:
     """What is added up of what a client brought; of one without examples, nothing."""
-    return _NOTHING_TAKEN if is_nothing(update) else bound.take(update, keys)
+    if is_nothing(report.update):
+        return _NOTHING_TAKEN
+    return bound.take(report.update, keys, report.weight)
 
 
 def add_up_jobs(
@@ -327,7 +329,7 @@ class _Brought:
 
     @staticmethod
     def of(bound: InputBound, keys: KeysBySpace, report: Report) -> _Brought:
-        taken, is_empty = _take(bound, keys, report.update), is_nothing(report.update)
+        taken, is_empty = _take(bound, keys, report), is_nothing(report.update)
         return _Brought(keys, taken, is_empty, report.beside)
 
 

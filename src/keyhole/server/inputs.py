@@ -69,8 +69,9 @@ class InputBound:
         is_checked: whether who adds up sees updates, and so can measure them.
         keeps_norms: whether norms are asked for where there is no bound, too.
         max_weight: W, where updates are weighted: one with a larger weight counts as W, and an
-            update is multiplied by its weight over W, so that it stays within C. Infinity
-            multiplies by the weight as it is; None weighs nothing.
+            update is multiplied by its weight over W. The bound is C times that share, so that
+            an update of weight 0 adds nothing. Infinity multiplies by the weight as it is; None
+            weighs nothing.
 
     Raises:
         InputError: C, `above` or W is not allowed.
@@ -105,25 +106,35 @@ class InputBound:
         """Whether there is a bound at all."""
         return self.max_norm < inf
 
-    def clip(self, update: Tree, keys: Mapping[str, Keys]) -> Tree:
-        """Returns what an honest device sends: the update, scaled down to C where it is longer.
+    def limit(self, weight: float | None = None) -> float:
+        """Returns how long an update of this weight may be: C, times the weight where the round
+        weighs. One without a weight counts as 1, as it does in the sum of weights."""
+        if self.max_weight is None or weight is None or not self.is_bound:
+            return self.max_norm
+        return self.max_norm * weight
+
+    def clip(self, update: Tree, keys: Mapping[str, Keys], weight: float | None = None) -> Tree:
+        """Returns what an honest device sends: the update, scaled down to the limit of its weight
+        where it is longer.
 
         NaN and infinity stay as they are: they are refused where the update arrives.
         """
         if not self.is_bound or not _is_finite(update):
             return update
-        return clip(update, self.max_norm, lambda each: length_of(each, keys))
+        limit = self.limit(weight)
+        if not limit > 0:
+            return weighted(update, 0.0)
+        return clip(update, limit, lambda each: length_of(each, keys))
 
     def ready(self, report: Report, keys: Mapping[str, Keys], who: str) -> Report:
-        """Returns what an honest device sends: the update clipped, and then weighted where the
-        round weighs. Its weight is what the update was multiplied by, None where that is nothing.
+        """Returns what an honest device sends: the update weighted where the round weighs, and
+        clipped. Its weight is what the update was multiplied by, None where that is nothing.
 
         Raises:
             InputError: the round weighs, and the report has no weight.
         """
-        update = self.clip(report.update, keys)
         if self.max_weight is None:
-            return replace(report, update=update, weight=None)
+            return replace(report, update=self.clip(report.update, keys), weight=None)
         if report.weight is None:
             raise InputError(
                 f"the update of {who} has no weight: got none, and data whose examples the library "
@@ -133,10 +144,17 @@ class InputBound:
         weight = report.weight
         if self.max_weight < inf:
             weight = min(weight, self.max_weight) / self.max_weight
-        return replace(report, update=weighted(update, weight), weight=weight)
+        update = self.clip(weighted(report.update, weight), keys, weight)
+        return replace(report, update=update, weight=weight)
 
-    def take(self, update: Tree, keys: Mapping[str, Keys]) -> TakenUpdate:
-        """Returns what is added up of an update that arrives in the clear."""
+    def take(
+        self, update: Tree, keys: Mapping[str, Keys], weight: float | None = None
+    ) -> TakenUpdate:
+        """Returns what is added up of an update that arrives in the clear.
+
+        Args:
+            weight: what its client says that the update was multiplied by, as `ready` returns it.
+        """
         found = usable(update)
         if found is None:
             is_above = self.is_checked and self.is_bound and _is_beyond(update)
@@ -144,17 +162,18 @@ class InputBound:
         if not self.keeps_norms and not (self.is_bound and self.is_checked):
             return TakenUpdate(found)
         length = length_of(found, keys)
-        if not self.is_checked or length <= self.max_norm * (1 + _TOLERANCE):
+        if not self.is_checked or length <= self.limit(weight) * (1 + _TOLERANCE):
             return TakenUpdate(found, length)
-        cut = self.clip(found, keys) if self.above == "clip" else None
+        cut = self.clip(found, keys, weight) if self.above == "clip" else None
         return TakenUpdate(cut, length, is_above=True)
 
     def refusal(self, taken: TakenUpdate) -> InputError:
         """Returns what a device is told whose update was refused: nothing of the update."""
         if taken.is_above:
+            by = "" if self.max_weight is None else " times its weight"
             return TooLargeError(
                 "the update is above the max norm of the round: got a longer one; expected an L2 "
-                f"norm of at most {self.max_norm:g}, all parts together; clip it to that"
+                f"norm of at most {self.max_norm:g}{by}, all parts together; clip it to that"
             )
         return NotFiniteError(
             "the update cannot be added up: got NaN, infinity or numbers near them; expected "

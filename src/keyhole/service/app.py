@@ -350,9 +350,9 @@ class UpdateRoutes:
         One that is above the norm and to be clipped is stored as it is: who adds it up clips it.
         """
         limit = self.guards.limits.max_keys
-        _, of_update = messages.split_report(body, bound)
+        report, of_update = messages.split_report(body, bound)
         update, keys = messages.decode_update(of_update, layout, limit, digest_of(round_id))
-        taken = bound.take(update, keys)
+        taken = bound.take(update, keys, None if report is None else report.weight)
         if taken.is_above:
             self.guards.metrics.add("above_norm")
         if taken.update is None:

@@ -228,7 +228,7 @@ class SpoolInbox:
             update, keys = decode_update(of_update, layout, 2**32, digest_of(round_id))
         except KeyholeError:  # the service had checked it: a file was changed since
             return nothing_of(client, "refused")
-        taken = parts.bound.take(update, keys)
+        taken = parts.bound.take(update, keys, None if report is None else report.weight)
         outcome = "refused" if taken.update is None else outcome
         cost = Pregenerated(coding).cost(layout, {client: keys})
         return replace(result_of(client, outcome, keys, taken, layout, cost), report=report)

@@ -13,7 +13,7 @@ from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite, nan
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 from zlib import crc32
 
 import msgspec
@@ -36,7 +36,7 @@ from keyhole.errors import (
 )
 from keyhole.primitives.keyspace import Keys, KeySpace
 from keyhole.primitives.layout import Layout
-from keyhole.primitives.report import Report
+from keyhole.primitives.report import METRIC_NAME, Report
 from keyhole.server.inputs import UNBOUND, InputBound
 
 MAX_BLOCKS = 64
@@ -278,7 +278,7 @@ class _Told(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a device says beside its update; null for a metric that is no finite number."""
 
     weight: float | None = None
-    metrics: dict[str, float | None] = {}
+    metrics: dict[Annotated[str, msgspec.Meta(pattern=METRIC_NAME)], float | None] = {}
 
 
 def encode_report(report: Report) -> bytes:
@@ -311,7 +311,7 @@ def split_report(body: bytes, bound: InputBound) -> tuple[Report | None, bytes]:
         try:
             told = msgspec.json.decode(body[_REPORT_HEAD.size : end], type=_Told)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise _malformed("its report") from error
+            raise _malformed("its report, or the name of a metric") from error
         metrics = {name: nan if value is None else value for name, value in told.metrics.items()}
         report, rest = Report(None, told.weight, metrics), bytes(body[end + _CHECK.size :])
     weight = None if report is None else report.weight
