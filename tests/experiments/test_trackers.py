@@ -21,10 +21,11 @@ class Notes:
     """A tracker of one's own."""
 
     def __init__(self):
-        self.told, self.runs = [], []
+        self.told, self.runs, self.data = [], [], ""
 
     def start(self, spec, run):
         self.runs.append((spec.trial, run))
+        self.data = spec.data.name
 
     def log(self, round, numbers):
         self.told.append((round, dict(numbers)))
@@ -52,6 +53,7 @@ def test_a_tracker_is_told_every_round_the_result_and_the_end():
     assert notes.told[3][1] == {"test/mse": run.trials[0].result.metrics["mse"]}
     assert [trial for trial, _ in notes.runs] == [0, 1]
     assert notes.runs[0][1] != notes.runs[1][1]
+    assert notes.data == "mine"  # the name of the data, which were an object
 
 
 def test_a_tracker_is_no_part_of_a_run(tmp_path):

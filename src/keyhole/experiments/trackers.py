@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from keyhole.errors import InputError
-from keyhole.experiments.specs import name_of
+from keyhole.experiments.specs import SYNTHETIC, name_of
 from keyhole.experiments.trial import Result, digest_of
 from keyhole.files import make_directory
 from keyhole.identity import Ref
@@ -43,7 +43,8 @@ class Tracker(Protocol):
         """Begins a trial, or goes on with it.
 
         Args:
-            spec: everything that decides it, its number included (`spec.trial`).
+            spec: everything that decides it, its number included (`spec.trial`); data that were
+                given as an object go by their name.
             run: what tells the trial from all others; the same whenever it is resumed.
         """
 
@@ -321,6 +322,8 @@ def _told(
                 )
 
     spec, run = experiment.spec.with_trial(trial), digest_of(experiment.describe(trial))
+    if spec.data == SYNTHETIC:  # as the record of data that were given as an object says, too
+        spec = spec.changed({"data": {"name": experiment.dataset.name}})
     tell("start", spec, run)
     try:
         yield lambda round, numbers: tell("log", round, numbers)
