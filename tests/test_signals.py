@@ -49,3 +49,16 @@ def test_a_signal_wakes_another_thread_that_waits():
         os.kill(os.getpid(), signal.SIGTERM)
         waiting.join()
         assert stop.is_set()
+
+
+def test_work_in_another_thread_leaves_signals_alone():
+    before, seen = signal.getsignal(signal.SIGINT), []
+
+    def work():
+        with stop_on_signals() as stop:
+            seen.append((stop.is_set(), signal.getsignal(signal.SIGINT)))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [(False, before)]

@@ -24,6 +24,8 @@ class _StopEvent(threading.Event):
 def stop_on_signals(*, every: bool = False) -> Iterator[threading.Event]:
     """Turns the first SIGINT or SIGTERM into an event; a second one ends the process as usual.
 
+    Signals reach the main thread alone: in another one the event is there and nothing sets it.
+
     Args:
         every: turns every further signal into the event, too: for a process that must end others
             before itself.
@@ -36,7 +38,8 @@ def stop_on_signals(*, every: bool = False) -> Iterator[threading.Event]:
             signal.signal(number, previous[number])
         stop.set()
 
-    for asked in (signal.SIGINT, signal.SIGTERM):
+    is_main = threading.current_thread() is threading.main_thread()
+    for asked in (signal.SIGINT, signal.SIGTERM) if is_main else ():
         previous[asked] = signal.signal(asked, ask)
     try:
         yield stop
