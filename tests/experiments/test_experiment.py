@@ -72,10 +72,10 @@ def test_more_rounds_extend_a_run(tmp_path):
 @pytest.mark.parametrize(
     ("other", "named"),
     [
-        ({"m": 4}, "arm"),
-        ({"rounds": 4, "m": 4}, "arm"),
+        ({"m": 4}, "run"),
+        ({"rounds": 4, "m": 4}, "run"),
         ({"seed": 5}, "seed"),
-        ({"mean_over": "choosers"}, "arm"),
+        ({"mean_over": "choosers"}, "run"),
         ({"client.batch_size": 3}, r"client\.batch_size"),
     ],
 )

@@ -12,6 +12,9 @@ import keyhole as kh
 from keyhole.errors import InputError
 from keyhole.models.client_update import ClientUpdate
 from keyhole.rounds.cores import Cores
+
+pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch==2.13.0")
+
 from tests.front.test_torch import (
     EACH,
     KEYS,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import atexit
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -113,9 +113,11 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     except KeyholeError as error:
         click.echo(f"keyhole: {error}", err=True)
         code = error.exit_code
-    # All is said and kept: another interrupt ends the process at once, not in a traceback out of
-    # the threads and exit hooks, such as JAX's, that are waited for.
-    signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
+    # All is said and kept: one more interrupt would be a traceback out of the threads and exit
+    # hooks, such as JAX's, that are still waited for.
+    if code == INTERRUPTED:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
     sys.exit(code)
 
 
