@@ -59,6 +59,18 @@ def test_every_delivery_trains_the_same_bytes(delivery):
     assert run(delivery=delivery)[0] == run()[0]
 
 
+def test_a_client_may_write_into_the_whole_model_that_it_received():
+    def train(slices, examples, rng):
+        before = slices["x"].copy()
+        slices["x"] += 1
+        return {"x": before - slices["x"]}
+
+    clients = replace(toy.make_clients(), train=train, choose=lambda *_: toy.FEATURE.all_keys())
+    x, records = run(2, clients)
+    assert np.array_equal(np.frombuffer(x, np.float32), np.full(60, 2))
+    assert not any(record.refused for record in records)
+
+
 def test_the_same_seed_gives_the_same_bytes_and_another_seed_others():
     assert run() == run()
     assert run(seed=4)[0] != run()[0]

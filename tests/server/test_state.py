@@ -96,6 +96,21 @@ def test_dense_state_copies_the_model():
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: type(o).__name__)
+def test_whole_tables_are_lent_without_a_copy_unless_rows_have_to_catch_up(optimizer):
+    layout, rng = LAYOUTS["rows"], np.random.default_rng(0)
+    state = ServerState.dense(layout, {"w": np.ones((7, 3), np.float32)}, optimizer)
+    for _ in range(3):
+        state.step(random_updates(layout, rng))
+    (space,) = layout.spaces
+    for keys in (space.all_keys(), space.keys(range(6)), space.keys([*range(5, -1, -1), 6])):
+        lent = state.lend(keys)
+        assert_trees_equal(lent, state.select(keys))
+        is_view = np.shares_memory(lent["w"], state.tables[0].slab.values)
+        assert is_view == (keys == space.all_keys() and not optimizer.horizon)
+        assert lent["w"].flags.writeable != is_view
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: type(o).__name__)
 def test_changed_rows_are_reported(optimizer):
     """Whatever reads differently than before is in the report, momentum included."""
     layout, rng = LAYOUTS["neurons in and out"], np.random.default_rng(2)

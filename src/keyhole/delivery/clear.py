@@ -9,8 +9,9 @@ plain.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -193,17 +194,18 @@ def _clear_bytes(load: Workload, proof: int = 0) -> tuple[int, int]:
 def _deliver(state: ServerState, keys: Demand, cost: Cost, coding: Coding) -> Delivered:
     source = state if coding == PLAIN else _CodedRows(state, coding)
     # A cohort's sub-models are not held together; clients train while others are selected for.
-    return Delivered(_Selected(source, keys), keys, cost, source)
+    select = state.lend if coding == PLAIN else partial(select_rows, source)
+    return Delivered(_Selected(select, keys), keys, cost, source)
 
 
 class _Selected(Mapping[int, Tree]):
     """Sub-models, each selected when it is read, each time that it is."""
 
-    def __init__(self, source: RowSource, keys: Demand) -> None:
-        self._source, self._keys = source, keys
+    def __init__(self, select: Callable[[KeysBySpace], Tree], keys: Demand) -> None:
+        self._select, self._keys = select, keys
 
     def __getitem__(self, client: int) -> Tree:
-        return select_rows(self._source, self._keys[client])
+        return self._select(self._keys[client])
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._keys)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from threading import Condition
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -286,6 +286,8 @@ class TorchTrainer:
     Raises:
         InputError: the settings have momentum, and the model an optimizer of its own.
     """
+
+    reads_only: ClassVar[bool] = True  # slices; see `keyhole.rounds.clients`
 
     model: TrainableNet
     settings: ClientUpdate

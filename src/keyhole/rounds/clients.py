@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from inspect import signature
 from typing import Any, Protocol, TypeAlias, overload
 
+from keyhole import tree
 from keyhole.arrays import Tree
 from keyhole.errors import InputError, NoExamplesError
 from keyhole.keys.budget import DeviceClass, assign_device, keys_within
@@ -52,6 +53,17 @@ def takes_context(train: ClientUpdateFn) -> bool:
         return "context" in signature(train).parameters
     except (TypeError, ValueError):  # of C, without a signature
         return False
+
+
+def reads_only(train: ClientUpdateFn) -> bool:
+    """Whether a train function declares, by an attribute `reads_only`, that it writes nothing into
+    its slices: then a client that takes the whole model is lent the server's own rows."""
+    return bool(getattr(train, "reads_only", False))
+
+
+def _own(submodel: Tree) -> Tree:
+    """A sub-model whose leaves may be written to."""
+    return tree.map_leaves(lambda leaf: leaf if leaf.flags.writeable else leaf.copy(), submodel)
 
 
 def _as_they_are(data: Any, _: KeysBySpace) -> Any:
@@ -233,7 +245,8 @@ class ClientJob:
             if takes_context(clients.train):
                 held = None if self.state is None else unpack_state(self.state, self._who)
                 given["context"] = TrainContext(self.client, self.seed_path[-2], self.keys, held)
-            found = clients.train(self.submodel, data, generator(*self.seed_path), **given)
+            slices = self.submodel if reads_only(clients.train) else _own(self.submodel)
+            found = clients.train(slices, data, generator(*self.seed_path), **given)
         report = Report.of(found).checked(self._who, clients.max_state_bytes)
         is_counted = self.bound.max_weight is not None and report.weight is None
         return replace(report, weight=_examples(data)) if is_counted else report

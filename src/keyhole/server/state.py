@@ -129,6 +129,11 @@ class ServerState:
         """
         return self.tables[part].rows(_plain(keys), self.steps, self.threads)
 
+    def lend(self, keys: ClientKeys) -> Tree:
+        """Returns what `select` does, until the next step: leaves may be read-only views of tables,
+        where a client takes every row."""
+        return select_rows(_Lent(self), keys)
+
     def select(self, keys: ClientKeys) -> Tree:
         """Returns one client's sub-model: the bytes of `Layout.select` on the full model.
 
@@ -205,6 +210,24 @@ class ServerState:
                 f"expected {_MAX_NUMBERS}; select the keys that are needed"
             )
         return self.select([space.all_keys() for space in self.layout.spaces])
+
+
+@dataclass(frozen=True)
+class _Lent:
+    """The rows of a state, those of a whole table without a copy."""
+
+    state: ServerState
+
+    @property
+    def layout(self) -> Layout:
+        """Implements `RowSource.layout`."""
+        return self.state.layout
+
+    def rows(self, part: int, keys: KeyArray) -> Array:
+        """Implements `RowSource.rows`."""
+        table = self.state.tables[part]
+        seen = table.view(keys) if isinstance(table, DenseTable) else None
+        return self.state.rows(part, keys) if seen is None else seen
 
 
 def _plain(array: Array) -> Array:
