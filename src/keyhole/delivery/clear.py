@@ -41,7 +41,7 @@ from keyhole.delivery.records import (
 )
 from keyhole.pricing import Speeds, Workload
 from keyhole.primitives.keyspace import bytes_of_keys, key_bytes
-from keyhole.primitives.layout import KeysBySpace, Layout, RowSource, select_rows
+from keyhole.primitives.layout import KeysBySpace, Layout, select_rows
 
 if TYPE_CHECKING:
     from keyhole.server.state import ServerState
