@@ -37,6 +37,7 @@ LAYERS = [
         "errors",
         "files",
         "identity",
+        "logs",
         "parts",
         "pricing",
         "sampling",

@@ -383,19 +383,9 @@ def waiting(here, missing):
     return Waiting(3, here, 30, [f"device-{number}" for number in missing])
 
 
-def test_a_trainer_without_a_terminal_logs_whom_it_waits_for(capsys):
-    tell = WaitingNotice(is_terminal=False)
-    for here, missing in [(0, range(30)), (0, range(30)), (29, [7]), (30, [])]:
-        tell(waiting(here, missing))
-    first, second = capsys.readouterr().err.splitlines()
-    named = ", ".join(f"device-{number}" for number in range(20))
-    assert first == f"round 3: 0 of 30 updates are here; waiting for {named} and 10 more"
-    assert second == "round 3: 29 of 30 updates are here; waiting for device-7"
-
-
 def test_a_terminal_is_told_of_a_round_that_stands_still(capsys):
     now = [100.0]
-    tell = WaitingNotice(is_terminal=True, clock=lambda: now[0])
+    tell = WaitingNotice(clock=lambda: now[0])
     for seconds, here in [(0, 0), (4, 0), (3, 1), (4.9, 1)]:
         now[0] += seconds
         tell(waiting(here, [7]))
@@ -403,7 +393,13 @@ def test_a_terminal_is_told_of_a_round_that_stands_still(capsys):
     now[0] += 0.2
     tell(waiting(1, [7]))
     tell(waiting(1, [7]))
-    assert capsys.readouterr().err == ("round 3: 1 of 30 updates are here; waiting for device-7\n")
+    assert capsys.readouterr().err == "round 3: 1 of 30 updates are here; waiting for device-7\n"
+    tell(waiting(2, range(30)))
+    now[0] += 6
+    tell(waiting(2, range(30)))
+    named = ", ".join(f"device-{number}" for number in range(20))
+    told = f"round 3: 2 of 30 updates are here; waiting for {named} and 10 more\n"
+    assert capsys.readouterr().err == told
 
 
 def test_a_new_run_takes_an_empty_folder_or_replaces_the_rounds_there(
@@ -414,7 +410,9 @@ def test_a_new_run_takes_an_empty_folder_or_replaces_the_rounds_there(
     done = keyhole(*spec, *devices, "--out", tmp_path / "one")
     assert done.returncode == 0, done.stderr
     assert "trial-0: 2 of 2 rounds closed without an update" in done.stdout
-    assert "round 1: 0 of 3 updates are here; waiting for device-" in done.stderr
+    assert "round 1 is open: waits for 3 updates of 3 devices" in done.stderr
+    assert "round 1 closed empty (time): 0 of 3 updates count, 3 did not come" in done.stderr
+    assert "device-" not in done.stderr
     other = (*spec, *devices, "--out", tmp_path / "two", "--seed", 5)
     for _ in range(2):  # an attempt leaves nothing that a second one would go on from
         refused = keyhole(*other)

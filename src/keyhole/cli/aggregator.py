@@ -126,8 +126,10 @@ def aggregator(directory: Path, **options: Any) -> None:
     make = _app_maker(directory, options)
     key = sealing_key(directory).public.hex()
 
-    party = options["party"]
-    serve_with(options, make, lambda url: f"aggregating as party {party} at {url}#{key}")
+    def told(url: str) -> str:
+        return f"aggregating as party {options['party']} at {url}#{key}"
+
+    serve_with(options, make, told, part="aggregator")
 
 
 def _app_maker(directory: Path, options: dict[str, Any]) -> Callable[[Metrics], AggregatorApp]:

@@ -15,7 +15,14 @@ from zipfile import ZipFile
 import click
 import numpy as np
 
-from keyhole.cli.options import DIRECTORY, FILE, GroupedCommand, GroupedOption, NameOr
+from keyhole.cli.options import (
+    DIRECTORY,
+    FILE,
+    GroupedCommand,
+    GroupedOption,
+    NameOr,
+    log_options,
+)
 from keyhole.cli.runs import start_jax
 from keyhole.cli.screen import Notices, import_shown
 from keyhole.cli.spec_options import data_option
@@ -31,6 +38,7 @@ from keyhole.errors import (
     UntimelyError,
 )
 from keyhole.files import storage_errors
+from keyhole.logs import tell
 from keyhole.wire.assignment import device_name
 
 if TYPE_CHECKING:
@@ -108,6 +116,7 @@ def _pinned(path: Path | None) -> bytes | None:
         "min_clients_per_key",
         "Privacy": "ledger max_epsilon",
         "Fetching without training": "table slices out",
+        "Log": "log log_level",
     },
 )
 @click.argument("url")
@@ -207,6 +216,7 @@ def _pinned(path: Path | None) -> bytes | None:
 )
 @click.option("--table", help="Fetch slices of this table instead.")
 @click.option("--slices", metavar="KEY,KEY,...", help="Keys of those slices.")
+@log_options("warning")
 @click.option("--out", type=FILE, help="Where they go: an .npz file, one array per parameter.")
 def device(url: str, **options: Any) -> None:
     """Take part in the rounds of the slice service at URL, or fetch slices of it.
@@ -234,10 +244,10 @@ def device(url: str, **options: Any) -> None:
         def connect(
             name: str, url: str, token_file: Path | None, cache: Path | None = None
         ) -> Device:
-            def tell(reason: str) -> None:
+            def warn(reason: str) -> None:
                 notices.tell(f"{name}: {reason}, trying again")
 
-            made = _device(url, stop, options, token_file, cache, tell)
+            made = _device(url, stop, options, token_file, cache, warn)
             return stack.enter_context(closing(made))
 
         made = connect("service", url, options["token_file"], options["cache"])
@@ -318,23 +328,37 @@ def _take_part(
         notices.forget()
         sent[:] = [taken.number]
         click.echo(_line_of(taken))
+        _tell_taken(taken)
 
     def wait(seconds: float) -> None:
         nonlocal looked
         if time.monotonic() - looked > _LOOK_EVERY:
+            tell("device", "waiting", "there is no round for this device", seconds=seconds)
             why, looked = _why_wait(made, sent), time.monotonic()
             notices.tell(f"{why}, asking again in {seconds:.1f} s", kind=why)
+
+    def miss(error: RequestError) -> None:
+        notices.tell(f"missed a round: {error}", kind=_kind_of(error))
+        kind = type(error).__name__  # what an error says may hold a key of this device
+        tell("device", "round missed", f"a round was missed: {kind}", error=kind)
 
     taken = keep_taking_part(
         made,
         population.participant(fetch, send),
         rounds=options["rounds"] or inf,
         on_round=show,
-        on_miss=lambda error: notices.tell(f"missed a round: {error}", kind=_kind_of(error)),
+        on_miss=miss,
         on_wait=wait,
         on_wrong=lambda words: notices.tell(f"{words}: a slice server lies or is damaged"),
     )
     click.echo(f"took part in {taken} rounds")
+
+
+def _tell_taken(taken: Taken) -> None:
+    """Writes a line of a round to the log: bytes, and not how many keys they were for."""
+    facts = {"bytes_down": taken.bytes_down, "bytes_up": taken.bytes_up}
+    text = f"round {taken.number} has this device's update"
+    tell("device", "update sent", text, round=taken.number, **facts)
 
 
 def _kind_of(error: RequestError) -> str:

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from keyhole.cli.options import EXISTING_FILE, Command, GroupedOption, options_of
+from keyhole.cli.options import EXISTING_FILE, Command, GroupedOption, log_options, options_of
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from keyhole.service.access import DenyList, Keyring
     from keyhole.service.metrics import Metrics
     from keyhole.service.routes import Application
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 
 LISTENS = {
     "Where it listens": "host port tls_cert tls_key client_ca insecure metrics_listen workers",
+    "Log": "log log_level",
 }
 """The role of `listen_options` in help."""
 
@@ -38,14 +41,8 @@ def listen_options(port: int) -> Callable[[Command], Command]:
         click.option(
             "--insecure", is_flag=True, help="Allow plain HTTP beyond this machine, both ways."
         ),
-        click.option(
-            "--metrics-listen",
-            cls=GroupedOption,
-            metavar="HOST:PORT",
-            callback=_metrics_listen,
-            show_default="a free port of 127.0.0.1",
-            help="Where /metrics is shown, in plain HTTP: never at the port of devices.",
-        ),
+        metrics_option,
+        log_options(),
     )
 
 
@@ -67,6 +64,16 @@ def _metrics_listen(_: click.Context, option: click.Parameter, text: str | None)
     if not host or not port.isdecimal() or int(port) > 65535:
         raise click.BadParameter(f"{text!r} is not HOST:PORT", param=option)
     return Listen(host.strip("[]"), int(port), insecure=True)
+
+
+metrics_option = click.option(
+    "--metrics-listen",
+    cls=GroupedOption,
+    metavar="HOST:PORT",
+    callback=_metrics_listen,
+    show_default="a free port of 127.0.0.1",
+    help="Where /metrics is shown, in plain HTTP: never at the port of devices.",
+)
 
 
 def deny_list_of(options: Mapping[str, Any]) -> DenyList | None:
@@ -98,13 +105,19 @@ def serve_with(
     make: Callable[[Metrics], Application],
     told: Callable[[str], str],
     workers: int = 1,
+    *,
+    part: str,
+    rounds: Path | None = None,
 ) -> None:
     """Serves where `listen_options` say until interrupted.
 
     Args:
         make: makes the service, in each worker.
         told: what to say once it listens at a URL.
+        part: what it is called in its log.
+        rounds: the rounds directory that it serves, of which the log tells.
     """
+    from keyhole.service.telling import ServiceTelling
     from keyhole.service.transport import Listen, run
 
     names = "host", "port", "tls_cert", "tls_key", "client_ca", "insecure"
@@ -113,4 +126,6 @@ def serve_with(
     def tell(url: str, metrics: str) -> None:
         click.echo(f"{told(url)}\nmetrics at {metrics}", err=True)
 
-    run(make, listen, workers=workers, metrics=options["metrics_listen"], on_listen=tell)
+    look = ServiceTelling(part, rounds)
+    shown = options["metrics_listen"]
+    run(make, listen, workers=workers, metrics=shown, on_listen=tell, on_look=look)

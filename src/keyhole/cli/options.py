@@ -6,12 +6,13 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import reduce
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import click
 
 from keyhole.aggregation import aggregation_names
 from keyhole.identity import Ref
+from keyhole.logs import LEVELS, LogKind, writing_logs
 from keyhole.parts import near_miss, words_for
 
 FILE = click.Path(dir_okay=False, path_type=Path)
@@ -162,6 +163,26 @@ track_option = in_group(
     type=NameOr(_tracker_names),
     help="Log every round with this tracker as well, below --out; may be given more than once.",
 )
+
+
+def log_options(level: str = "info") -> Callable[[Command], Command]:
+    """Returns `--log` and `--log-level`: lines go to standard error while the command runs."""
+
+    def begin(context: click.Context, option: click.Parameter, value: str) -> None:
+        chosen = context.meta.setdefault("keyhole.log", {})
+        chosen[str(option.name)] = value
+        if len(chosen) == 2:  # in whichever order they were given
+            context.with_resource(writing_logs(chosen["log"], chosen["log_level"]))
+
+    shared: dict[str, Any] = {"expose_value": False, "callback": begin}
+    kinds, about = click.Choice(get_args(LogKind)), "How lines of the log are written."
+    floor = "Write lines of the log from this level on."
+    return options_of(
+        in_group(PLACE, "--log", type=kinds, default=get_args(LogKind)[0], help=about, **shared),
+        in_group(
+            PLACE, "--log-level", type=click.Choice(LEVELS), default=level, help=floor, **shared
+        ),
+    )
 
 
 def refuse(options: Mapping[str, Any], names: Iterable[str], reason: str) -> None:

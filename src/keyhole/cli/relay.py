@@ -115,4 +115,7 @@ def relay(**options: Any) -> None:
         link = GatewayLink(client, token, limits.max_answer)
         return RelayApp(link, mix=mix, access=access, limits=limits, metrics=metrics)
 
-    serve_with(options, make, lambda url: f"relaying to {options['gateway']} at {url}")
+    def told(url: str) -> str:
+        return f"relaying to {options['gateway']} at {url}"
+
+    serve_with(options, make, told, part=str(relay.name))

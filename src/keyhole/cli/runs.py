@@ -15,6 +15,7 @@ from keyhole.delivery import all_deliveries
 from keyhole.delivery.records import CodingKind
 from keyhole.experiments.specs import SYNTHETIC
 from keyhole.files import kept_secret
+from keyhole.logs import tell
 from keyhole.rounds.draws import SECRET_BYTES, Draws
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ def run_trials(
     execute: Executor | None = None,
     hold: Hold | None = None,
     trackers: Sequence[Tracker] = (),
+    on_record: Callable[[RoundRecord], None] | None = None,
 ) -> Iterator[tuple[Path, Result]]:
     """Runs trials one after the other, in one bar each, and yields their results.
 
@@ -94,6 +96,8 @@ def run_trials(
         execute: where clients train; None takes all cores of this process.
         hold: what holds the server's state; None holds it here.
         trackers: that are told every round.
+        on_record: is told how every round ended; None tells of rounds without an update that
+            counts.
     """
     from keyhole.experiments.experiment import hold_here
     from keyhole.experiments.trackers import run_tracked
@@ -108,13 +112,14 @@ def run_trials(
 
             def show(record: RoundRecord, bar: TaskID = bar, metric: str = metric) -> None:
                 bars.advance(bar)
+                (on_record or _tell_if_empty)(record)
                 if record.metrics:
                     told = {n: v for n, v in record.numbers.items() if n.startswith("client_")}
                     shown = {metric: record.metrics[metric], **told}
                     note = ", ".join(f"{name} {value:.4f}" for name, value in shown.items())
                     bars.update(bar, note=note)
 
-            def tell(note: str, directory: Path = directory) -> None:
+            def warn(note: str, directory: Path = directory) -> None:
                 click.echo(f"keyhole: {directory}: {note}", err=True)
 
             result = None
@@ -124,11 +129,11 @@ def run_trials(
                     trackers,
                     trial,
                     directory,
-                    on_failure=tell,
+                    on_failure=warn,
                     execute=execute or experiment.engine or Cores(),
                     stop=stop,
                     on_round=show,
-                    on_note=tell,
+                    on_note=warn,
                     keep_state=keep_state,
                     kind=kind_of(stop),
                     hold=hold or hold_here,
@@ -139,6 +144,11 @@ def run_trials(
             bars.update(bar, visible=False)
             bars.advance(whole)
             yield directory, result
+
+
+def _tell_if_empty(record: RoundRecord) -> None:
+    if record.is_skipped:
+        tell("trainer", "round empty", record.told, "warning", round=record.round)
 
 
 def _rounds_kept(directory: Path) -> str:

@@ -155,22 +155,19 @@ class Notices:
 
 
 class WaitingNotice:
-    """Says on standard error which devices a round waits for.
+    """Says on a terminal which devices a round waits for, by name, once it stands still. A log
+    names none: `keyhole.service.telling`."""
 
-    On a terminal somebody looks at a bar: only a round that stands still is told of. A log has a
-    line for each change.
-    """
-
-    def __init__(self, is_terminal: bool, clock: Callable[[], float] = time.monotonic) -> None:
-        self._is_terminal, self._clock = is_terminal, clock
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._last, self._since, self._is_told = (-1, -1), 0.0, False
 
     def __call__(self, waiting: Waiting) -> None:
         """Takes note of what a round waits for."""
         if (now := (waiting.round, waiting.here)) != self._last:
             self._last, self._since, self._is_told = now, self._clock(), False
-        patience = _PATIENCE if self._is_terminal else 0.0
-        if not self._is_told and self._clock() - self._since >= patience and waiting.missing:
+        is_still = self._clock() - self._since >= _PATIENCE
+        if not self._is_told and is_still and waiting.missing:
             self._is_told = True
             more = len(waiting.missing) - _NAMED
             click.echo(

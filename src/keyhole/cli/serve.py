@@ -298,7 +298,11 @@ def serve(directory: Path, workers: int, **options: Any) -> None:
     def make(metrics: Metrics) -> App:
         return make_app(directory, options, extra, access=access, limits=limits, metrics=metrics)
 
-    serve_with(options, make, lambda url: f"serving {directory} at {url}", workers)
+    def told(url: str) -> str:
+        return f"serving {directory} at {url}"
+
+    rounds = None if options["on_demand"] else directory
+    serve_with(options, make, told, workers, part="service", rounds=rounds)
 
 
 def _published_app(
@@ -306,23 +310,28 @@ def _published_app(
     options: Mapping[str, Any],
     extra: Callable[[RoundSource], ExtraRoutes],
     access: Access,
+    metrics: Metrics,
     **known: Any,
 ) -> App:
     """Makes the service of one worker."""
     from keyhole.service.app import App
     from keyhole.service.reading import RoundsDirectory
     from keyhole.service.spool import UpdateSpool
+    from keyhole.service.status import UPDATES
+    from keyhole.service.telling import gauges_of
     from keyhole.wire.assignment import Pace, admit
 
+    metrics.show(partial(gauges_of, directory))
     rng, rounds = random.SystemRandom(), RoundsDirectory(directory)
     pace = Pace(options["spread"], options["again"])
     return App(
         rounds,
         access=access,
-        spool=None if options["token_key"] is None else UpdateSpool(directory / "updates"),
+        spool=None if options["token_key"] is None else UpdateSpool(directory / UPDATES),
         admit=partial(admit, pace=pace, uniform=rng.random),
         extra_routes=extra(rounds),
         rng=rng,
+        metrics=metrics,
         **known,
     )
 

@@ -16,6 +16,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from keyhole.cli.listening import metrics_option
 from keyhole.cli.options import (
     DELIVERY,
     DIRECTORY,
@@ -26,6 +27,7 @@ from keyhole.cli.options import (
     NumberRange,
     in_group,
     json_option,
+    log_options,
     out_option,
     refuse,
     track_option,
@@ -55,8 +57,13 @@ if TYPE_CHECKING:
     from keyhole.experiments.experiment import Experiment, Hold
     from keyhole.experiments.trial import Result
     from keyhole.rounds.loop import Rounds
+    from keyhole.rounds.record import RoundRecord
     from keyhole.rounds.round import Executor
     from keyhole.rounds.spec import RunSpec
+    from keyhole.service.served import Waiting
+    from keyhole.service.telling import TrainerTelling
+
+    OnRecord = Callable[[RoundRecord], None]
 
 
 _UNKNOWN = "-"
@@ -183,7 +190,9 @@ def _row(spec: RunSpec) -> tuple[str, ...]:
     is_flag=True,
     help="With --devices: drop the rounds and updates that another run has left in DIR.",
 )
+@metrics_option
 @trainer_sum_options
+@log_options()
 @out_option("keyhole-runs", "Where runs are kept; the same command resumes a run that was stopped.")
 @track_option
 @json_option
@@ -231,10 +240,10 @@ def _train(
         for trial in range(trials)
     ]
     with (
-        _rounds(trials, options, home / "trial-0") as kind_of,
+        _rounds(trials, options, home / "trial-0") as (kind_of, on_record),
         _opened_engine(options, experiment) as (execute, hold),
     ):
-        made = run_trials(work, trials, True, kind_of, execute, hold, trackers)
+        made = run_trials(work, trials, True, kind_of, execute, hold, trackers, on_record)
         done = dict(made)
     if as_json:
         click.echo(json.dumps([_described(*each) for each in done.items()], indent=2))
@@ -289,17 +298,19 @@ def _check_flags(options: Mapping[str, Any], spec: RunSpec) -> None:
     if engine != "ray":
         refuse(options, ("address", "shards"), "goes with --engine ray")
     if options["devices"] is None:
-        refuse(options, ("round_seconds", "named_cohorts", "replace_rounds"), "goes with --devices")
+        served = "round_seconds", "named_cohorts", "replace_rounds", "metrics_listen"
+        refuse(options, served, "goes with --devices")
 
 
 @contextmanager
 def _rounds(
     trials: int, options: Mapping[str, Any], run: Path
-) -> Iterator[Callable[[threading.Event], Rounds | None]]:
-    """What makes the rounds: this process, or the devices of a service."""
+) -> Iterator[tuple[Callable[[threading.Event], Rounds | None], OnRecord | None]]:
+    """What makes the rounds, this process or the devices of a service; and what tells how they
+    ended."""
     directory, seconds = options["devices"], options["round_seconds"]
     if directory is None:
-        yield lambda stop: None
+        yield lambda stop: None, None
         return
     if trials > 1:
         raise click.UsageError("--devices trains one trial at a time")
@@ -307,23 +318,45 @@ def _rounds(
     from keyhole.service.publishing import Publisher
     from keyhole.service.served import Served
     from keyhole.service.spool import UpdateSpool
+    from keyhole.service.status import UPDATES
+    from keyhole.service.telling import TrainerTelling
     from keyhole.wire.signing import SigningKey
 
     key = SigningKey.load(options["signing_key"]) if options["signing_key"] else None
-    with Publisher(directory, key) as publisher:
+    is_terminal = sys.stderr.isatty()
+    telling = TrainerTelling(directory, run, is_quiet=is_terminal)
+    notice = WaitingNotice() if is_terminal else None
+    with Publisher(directory, key) as publisher, _metrics_at(options, telling):
         if not (options["replace_rounds"] or (run / "plan.json").exists()):
             publisher.check_unused()
 
+        def on_look(waiting: Waiting) -> None:
+            telling(waiting)
+            if notice is not None:
+                notice(waiting)
+
         def make(stop: threading.Event) -> Rounds:
-            spool = SpoolInbox(UpdateSpool(directory / "updates"))
+            spool = SpoolInbox(UpdateSpool(directory / UPDATES))
             inbox = sum_services(options, run, stop) if options["aggregators"] else spool
             usual = inf if options["concurrency"] is None else _DEVICE_SECONDS
-            tell = WaitingNotice(is_terminal=sys.stderr.isatty())
-            made = Served(publisher, inbox, seconds=seconds or usual, stop=stop, on_arrival=tell)
+            made = Served(publisher, inbox, seconds=seconds or usual, stop=stop, on_arrival=on_look)
             made.goes_on, made.named = options["replace_rounds"], options["named_cohorts"]
             return made
 
-        yield make
+        yield make, telling.closed
+
+
+@contextmanager
+def _metrics_at(options: Mapping[str, Any], telling: TrainerTelling) -> Iterator[None]:
+    """Shows gauges of the rounds where `--metrics-listen` says."""
+    from keyhole.service.limits import Limits
+    from keyhole.service.routes import MetricsApp
+    from keyhole.service.transport import serving
+
+    shown = MetricsApp(telling, Limits())
+    with serving(shown, options["metrics_listen"], prepare=lambda: None) as url:
+        click.echo(f"metrics at {url}/metrics", err=True)
+        yield
 
 
 @contextmanager

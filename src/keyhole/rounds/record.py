@@ -19,6 +19,15 @@ from keyhole.rounds.fields import typed
 from keyhole.rounds.machine import Why
 from keyhole.server.inputs import HeldBy
 
+_OUTCOMES = {  # lists of a record -> what became of these clients
+    "late": "late",
+    "stale": "too old",
+    "refused": "refused",
+    "empty": "without examples",
+    "lost_before": "did not come",
+    "lost_after": "broke off",
+}
+
 
 @dataclass(frozen=True)
 class RoundRecord:
@@ -111,6 +120,24 @@ class RoundRecord:
     def is_refused(self) -> bool:
         """Whether clients answered and the update of none could be used."""
         return bool(self.refused) and not (self.staleness or self.late or self.stale)
+
+    @property
+    def told(self) -> str:
+        """How the round ended, in one line of counts.
+
+        >>> RoundRecord(round=3, step=1, clients=[4, 7, 9], staleness=[0, 0], late=[9]).told
+        'round 3 closed (goal): 2 of 3 updates count, 1 late'
+        >>> RoundRecord(round=4, step=1, clients=[4], closed="time", lost_before=[4]).told
+        'round 4 closed empty (time): 0 of 1 updates count, 1 did not come; the model stays'
+        """
+        counts = {what: len(getattr(self, name)) for name, what in _OUTCOMES.items()}
+        rest = "".join(f", {count} {what}" for what, count in counts.items() if count)
+        empty, stays = (" empty", "; the model stays") if self.is_skipped else ("", "")
+        rest += f", not opened: {self.not_opened}" if self.not_opened else ""
+        return (
+            f"round {self.round} closed{empty} ({self.closed}): {len(self.staleness)} of "
+            f"{len(self.clients)} updates count{rest}{stays}"
+        )
 
     @property
     def trouble(self) -> str:

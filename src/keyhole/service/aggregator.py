@@ -24,6 +24,7 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -33,8 +34,10 @@ import numpy as np
 from keyhole.errors import (
     AccessError,
     InputError,
+    KeyholeError,
     MalformedError,
 )
+from keyhole.logs import Fact, tell
 from keyhole.service.access import Access, DenyList, Guards, Keyring, TokenClaims, not_admitted
 from keyhole.service.finishing import Finisher, PeerLine
 from keyhole.service.limits import Limits
@@ -56,7 +59,10 @@ from keyhole.service.routes import (
     json_response,
     pieces,
 )
+from keyhole.service.status import RoundStatus
 from keyhole.service.sums import AggregatorSettings, SumFiles, Sums
+from keyhole.service.telling import round_gauges
+from keyhole.wire.manifest import number_of
 from keyhole.wire.messages import SharePlace, peer_name
 
 
@@ -124,10 +130,33 @@ class AggregatorApp:
         rng = rng or random.SystemRandom()
         self._edge = Edge(Routes(routes, self.metrics), self.limits, self.metrics, rng)
         self._finisher.resume()
+        self.metrics.show(lambda: round_gauges(self.status(clock())))
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Answers one request."""
         return self._edge(scope, receive, send)
+
+    def status(self, now: float) -> RoundStatus | None:
+        """Returns how the newest sum stands at `now`, in unix seconds; None where there is none."""
+        files = self.sums.files
+        newest = max(files.rounds(), key=lambda name: number_of(name) or 0, default=None)
+        if newest is None:
+            return None
+        with suppress(KeyholeError, OSError):  # it may be forgotten at any moment
+            held, devices = self.sums.held(newest), files.spool.devices(newest)
+            facts, cohort = held.checker.facts, len(held.opening.cohort)
+            return RoundStatus(
+                newest,
+                number_of(newest) or 0,
+                "open" if self.sums.phase(newest) == "open" else "closed",
+                cohort,
+                facts.min_clients,
+                len(devices),
+                refused=0,
+                bytes=len(devices) * facts.body_bytes(self.sums.settings.party),
+                seconds_open=max(0.0, now - files.opened_at(newest)),
+            )
+        return None
 
     def close(self) -> None:
         """Ends what is under way; files keep it, and may be taken by another process."""
@@ -162,6 +191,8 @@ class AggregatorApp:
         owner, (round_id,) = self._trainer(request), request.params
         async with self._guards.body(request) as body:
             outcome = await asyncio.to_thread(self.sums.open, owner, round_id, body)
+        if outcome == "opened":
+            await asyncio.to_thread(self._tell, round_id, "round opened", "a sum is open")
         return json_response({"sum": outcome}, 201 if outcome == "opened" else 200)
 
     async def _tell_status(self, request: Request) -> Response:
@@ -197,7 +228,10 @@ class AggregatorApp:
         body, of a trainer that would choose whom to add, is refused."""
         owner, (round_id,) = self._trainer(request), request.params
         async with self._guards.body(request, 0):
+            was_open = await asyncio.to_thread(self.sums.phase, round_id) == "open"
             await asyncio.to_thread(self.sums.close, owner, round_id)
+        if was_open:
+            await asyncio.to_thread(self._tell, round_id, "round closed", "a sum is closed")
         await asyncio.to_thread(self._finisher.start, round_id)
         return await self._status(owner, round_id)
 
@@ -242,6 +276,15 @@ class AggregatorApp:
         waiting = self._finisher.waiting(round_id)
         found = await asyncio.to_thread(self.sums.status, owner, round_id, waiting)
         return Response.of(200, [JSON, NO_STORE], msgspec.json.encode(found))
+
+    def _tell(self, round_id: str, event: str, text: str) -> None:
+        """Writes a line on a sum: counts, and nobody's name."""
+        held, here = self.sums.held(round_id), len(self.sums.files.spool.devices(round_id))
+        cohort, goal = len(held.opening.cohort), held.checker.facts.min_clients
+        told = f"round {number_of(round_id)}: {text}; {here} shares of {cohort} devices are here"
+        facts: dict[str, Fact] = {"round": number_of(round_id), "round_id": round_id}
+        facts |= {"cohort": cohort, "goal": goal, "updates": here}
+        tell("aggregator", event, told, party=self.sums.settings.party, **facts)
 
     def _trainer(self, request: Request) -> str:
         """The name of the trainer that asks."""

@@ -255,6 +255,7 @@ class UpdateRoutes:
     spool: UpdateSpool | None  # where updates go; None for a service that takes none
     admit: Admit | None  # decides who takes part; None for a service without devices of its own
     _layouts: dict[str, Layout | None] = field(default_factory=dict)
+    _checked_in: dict[str, set[str]] = field(default_factory=dict)  # of the newest round
 
     def routes(self) -> list[Route]:
         """Returns the routes of devices that take part."""
@@ -278,6 +279,7 @@ class UpdateRoutes:
         told = self.admit(claims.device, current, has_sent)
         if not isinstance(told, Admission):
             return json_response({"wait": told.seconds})
+        self._note(told.round, claims.device)
         issue = partial(
             Keyring.issue,
             kind="round",
@@ -293,6 +295,17 @@ class UpdateRoutes:
         rings = [access.keyring.for_aggregator(party) for party in (0, 1)]
         sums = [issue(ring, audience="aggregator") for ring in rings]
         return json_response({**shown, "token": issue(access.keyring), "sum_tokens": sums})
+
+    def _note(self, round_id: str, device: str) -> None:
+        """Counts the devices that were told to take part in the newest round, each once."""
+        if round_id not in self._checked_in:
+            before = sum(map(len, self._checked_in.values()))
+            self._checked_in.clear()
+            self._checked_in[round_id] = set()
+            self.guards.metrics.change("checked_in", -before)
+        if device not in self._checked_in[round_id]:
+            self._checked_in[round_id].add(device)
+            self.guards.metrics.change("checked_in", 1)
 
     async def update(self, request: Request) -> Response:
         """Takes the update of one device in one round."""

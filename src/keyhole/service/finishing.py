@@ -39,9 +39,11 @@ from keyhole.errors import (
     ServiceError,
     TooLateError,
 )
+from keyhole.logs import tell
 from keyhole.service.access import Keyring
 from keyhole.service.sums import HeldSum, Sums, model_of
 from keyhole.wire.http import HttpClient
+from keyhole.wire.manifest import number_of
 from keyhole.wire.messages import Failure, peer_name
 
 _TOKEN_SECONDS = 120.0
@@ -199,6 +201,7 @@ class Finisher:
             other = self._ask(round_id, "counts", count_message_bytes(server.facts))
             server.drop(*((counts, other) if server.party == 0 else (other, counts)))
         self._files.write(round_id, "share", server.share())
+        _tell(round_id, "sum ready", f"{len(server.clients)} shares are added up", "info")
         if server.party == 1:  # the first has to keep what devices sent for both
             self._files.spool.remove(round_id)
 
@@ -259,6 +262,7 @@ class Finisher:
             self._sums.held(round_id)
             content = msgspec.json.encode(Failure.of(error))
             self._files.write(round_id, "failed", [content])
+            _tell(round_id, "round empty", f"a sum is given up: {type(error).__name__}", "warning")
             self._files.spool.remove(round_id)
 
     def _note(self, round_id: str, error: Exception) -> None:
@@ -267,3 +271,10 @@ class Finisher:
         place = f"{Path(frame.filename).name}:{frame.lineno}"
         self._waiting[round_id] = f"{type(error).__name__} at this aggregator"
         _LOG.error("a sum cannot go on: %s at %s", type(error).__name__, place)
+
+
+def _tell(round_id: str, event: str, text: str, level: str) -> None:
+    """Writes a line on a sum: counts and kinds of errors, which hold no name."""
+    number = number_of(round_id)
+    told = f"round {number}: {text}"
+    tell("aggregator", event, told, level, round=number, round_id=round_id)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import mmap
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -46,6 +46,7 @@ Count: TypeAlias = Literal[
     "gone",
     "private",
     "scans",
+    "relayed",
 ]
 _COUNTS: Mapping[Count, tuple[str, str]] = {
     "keys": ("keyhole_keys", "Keys asked for."),
@@ -64,11 +65,14 @@ _COUNTS: Mapping[Count, tuple[str, str]] = {
     "gone": ("keyhole_gone", "Requests whose sender left before the answer."),
     "private": ("keyhole_private_queries", "Private queries answered."),
     "scans": ("keyhole_private_scans", "Passes over a table that answered them."),
+    "relayed": ("keyhole_relayed_requests", "Sealed requests that were forwarded."),
 }
 _GAUGES = {
     "in_flight": ("keyhole_requests_in_flight", "Requests under way."),
     "waiting": ("keyhole_requests_waiting", "Requests that wait for their turn."),
+    "checked_in": ("keyhole_round_checked_in", "Devices told to take part in the newest round."),
 }
+Gauge: TypeAlias = Literal["in_flight", "waiting", "checked_in"]
 _CELLS = 4096  # of a worker: 32 kB; a route takes 36
 
 
@@ -90,6 +94,12 @@ class MetricsBoard:
         rows = np.frombuffer(self._memory, np.float64).reshape(self._workers, _CELLS)
         totals: list[float] = rows.sum(axis=0).tolist()
         return totals
+
+    def by_name(self) -> dict[str, float]:
+        """Returns the counts and gauges of all workers together, and all "refusals"."""
+        totals = self.totals()
+        refused = sum(totals[_AT[kind]] for kind in _KINDS)
+        return {n: totals[_AT[n]] for n in (*_COUNTS, *_GAUGES)} | {"refusals": refused}
 
 
 @dataclass(frozen=True)
@@ -129,6 +139,11 @@ class Metrics:
             self._row[_AT[gauge]] = 0.0
         self._registry = CollectorRegistry()
         self._registry.register(self)
+        self._further: list[Callable[[], Iterable[Metric]]] = []
+
+    def show(self, further: Callable[[], Iterable[Metric]]) -> None:
+        """Shows what else a service knows, such as how its round stands, on the same page."""
+        self._further.append(further)
 
     def route(self, name: str) -> RouteMetrics:
         """Makes room for the numbers of a route."""
@@ -152,7 +167,7 @@ class Metrics:
         row[1] += sent
         row[2] += ideal
 
-    def change(self, name: Literal["in_flight", "waiting"], amount: int) -> None:
+    def change(self, name: Gauge, amount: int) -> None:
         """Moves a gauge up or down."""
         self._row[_AT[name]] += amount
 
@@ -178,6 +193,8 @@ class Metrics:
         yield refused
         yield _answers(self._routes, totals)
         yield _times(self._routes, totals)
+        for further in self._further:
+            yield from further()
 
 
 def _answers(routes: Sequence[RouteMetrics], totals: Sequence[float]) -> Metric:

@@ -311,6 +311,7 @@ class RelayApp:
             # What cannot be a sealed request goes no further.
             is_possible = len(sealed[0]) >= REQUEST_OVERHEAD
             answers = await self._mixer.ask(sealed, name) if is_possible else [b""] * len(sealed)
+            guards.metrics.add("relayed", len(sealed) if is_possible else 0)
         response = sealed_response(answers, is_batch)
         # It counts as held until its client has taken it.
         await memory.enter(response.length)

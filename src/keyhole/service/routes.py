@@ -397,6 +397,14 @@ class Edge:
         return error_response(hidden)
 
 
+class MetricsPage(Protocol):
+    """What is shown at the address of metrics."""
+
+    def page(self) -> bytes:
+        """Returns all numbers, as Prometheus reads them."""
+        ...
+
+
 class MetricsApp:
     """Shows the metrics of a service at an address of their own, and nothing else.
 
@@ -404,7 +412,7 @@ class MetricsApp:
     to make than most requests: it is not for everyone who can reach the service.
     """
 
-    def __init__(self, shown: Metrics, limits: Limits) -> None:
+    def __init__(self, shown: MetricsPage, limits: Limits) -> None:
         self.limits, self.metrics = limits, Metrics()  # its own: looking changes no count
         self._shown = shown
         routes = Routes([Route("metrics", ("GET",), "/metrics", self._page)], self.metrics)

@@ -62,6 +62,8 @@ class Waiting:
     here: int  # updates that count
     goal: int  # updates with which it closes
     missing: list[str]  # names of the devices whose update is not here
+    name: str = ""  # of the round, as it is published
+    seconds: float = inf  # until it closes with the updates that are here
 
 
 @dataclass(frozen=True)
@@ -179,7 +181,8 @@ class Streamed:
                     self._hear(called_to, event)
                 self._look(this)
                 at_work = list(map(device_name, self._at_work))
-                served.on_arrival(Waiting(this.t, machine.counted, self.buffering.goal, at_work))
+                goal = self.buffering.goal
+                served.on_arrival(Waiting(this.t, machine.counted, goal, at_work, round_id))
                 began = [] if machine.closed is not None else self._begin(this)
                 if began:
                     served.publisher.invite(list(this.cohort))
@@ -435,8 +438,8 @@ class Served:
                     machine.handle(event)
             if is_over:
                 machine.handle(Elapsed(inf))
-            goal = machine.terms.goal
-            self.on_arrival(Waiting(t, len(machine.taken), goal, list(missing)))
+            goal, left = machine.terms.goal, machine.deadline - now
+            self.on_arrival(Waiting(t, len(machine.taken), goal, list(missing), round_id, left))
             if machine.closed is None and self.stop.wait(self.poll):
                 raise KeyboardInterrupt
             looked = now

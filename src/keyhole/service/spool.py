@@ -108,11 +108,7 @@ class UpdateSpool:
 
     def refused(self, round_id: str) -> list[str]:
         """Returns the devices whose update was refused, sorted."""
-        folder = self._folder(round_id) / _REFUSED
-        try:
-            return sorted(e.name for e in folder.iterdir() if not e.name.startswith("."))
-        except FileNotFoundError:
-            return []
+        return refused_in(self._folder(round_id))
 
     def refusal(self, round_id: str, device: str) -> Refusal | None:
         """Returns why the update of a device was refused; None if it was not."""
@@ -124,12 +120,7 @@ class UpdateSpool:
 
     def devices(self, round_id: str) -> list[str]:
         """Returns the devices whose uploads are here, sorted."""
-        folder = self._folder(round_id)
-        try:
-            names = [entry.name for entry in folder.iterdir()]
-        except FileNotFoundError:
-            return []
-        return sorted(name for name in names if not name.startswith("."))
+        return sorted(_shown(self._folder(round_id)))
 
     def close(self, round_id: str) -> list[str]:
         """Takes no more uploads of a round; returns the devices whose uploads count.
@@ -259,6 +250,28 @@ class UpdateSpool:
             # Even if it was there: another process may have made it just now.
             sync_directory(self._directory)
             sync_directory(self._directory.parent)
+
+
+def sizes_in(folder: Path) -> dict[str, int]:
+    """Returns the devices whose uploads are in the folder of a round, each with its bytes."""
+    found = {}
+    for name in _shown(folder):
+        with suppress(FileNotFoundError):  # the round may have been removed meanwhile
+            found[name] = (folder / name).stat().st_size
+    return found
+
+
+def refused_in(folder: Path) -> list[str]:
+    """Returns the devices whose update was refused in the round of this folder, sorted."""
+    return sorted(_shown(folder / _REFUSED))
+
+
+def _shown(folder: Path) -> list[str]:
+    """The files of a folder that are no marks; none where there is no folder."""
+    try:
+        return [e.name for e in folder.iterdir() if not e.name.startswith(".")]
+    except FileNotFoundError:
+        return []
 
 
 @contextmanager

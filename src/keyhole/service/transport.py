@@ -22,7 +22,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -170,12 +170,18 @@ def next_wait(wait: float, lived: float) -> float:
 
 
 def supervise(
-    work: Work, workers: int, *, on_ready: Callable[[], None], on_stop: Callable[[], None]
+    work: Work,
+    workers: int,
+    *,
+    on_ready: Callable[[], None],
+    on_stop: Callable[[], None],
+    on_look: Callable[[], None] = lambda: None,
 ) -> None:
     """Runs workers until SIGTERM or SIGINT, then ends them all.
 
     They are forked: nothing may run here that a fork would tear apart. A worker that ends before
     all of them could answer ends the service with its error; those that die later are replaced.
+    `on_look` is called with every look at them, and must not fail.
     """
     # Workers hold the first end; the second is the supervisor's alone, and closes with it.
     parent, alive = multiprocessing.Pipe(duplex=False)
@@ -194,6 +200,7 @@ def supervise(
                 dead = _hear(places)
                 if stop.is_set():
                     return
+                on_look()
                 for one in dead:
                     _LOG.error("a worker is replaced: %s", one.error or _exit_of(one.process))
                 for place, one in enumerate(places):
@@ -285,6 +292,7 @@ def run(
     workers: int = 1,
     metrics: Listen | None = None,
     on_listen: Callable[[str, str], None] = lambda url, metrics_url: None,
+    on_look: Callable[[Callable[[], Mapping[str, float]]], None] = lambda totals: None,
 ) -> None:
     """Serves until SIGTERM or SIGINT; requests under way are answered first.
 
@@ -297,6 +305,8 @@ def run(
         metrics: where `/metrics` is, in plain HTTP; a free port of this machine alone if None.
         on_listen: is told the URL of the service and that of its metrics, once all workers can
             answer.
+        on_look: is called ten times a second by the process above, with what returns the counts of
+            all workers.
     """
     shown = metrics or Listen()
     tls, listener = listen.tls(), bind(listen)
@@ -314,15 +324,21 @@ def run(
             workers,
             on_ready=lambda: on_listen(*urls),
             on_stop=stop,
+            on_look=partial(on_look, board.by_name),
         )
 
 
 @contextmanager
-def serving(app: Application, listen: Listen | None = None) -> Iterator[str]:
-    """Serves in a thread of this process as long as the context lasts; gives the URL."""
+def serving(
+    app: Application, listen: Listen | None = None, prepare: Callable[[], None] = warm_up
+) -> Iterator[str]:
+    """Serves in a thread of this process as long as the context lasts; gives the URL.
+
+    `prepare` is called first: what answers with slices loads compiled code.
+    """
     listen = listen or Listen()
     tls, listener = listen.tls(), bind(listen)
-    warm_up()
+    prepare()
     stop, runner = asyncio.Event(), asyncio.Runner(loop_factory=uvloop.new_event_loop)
 
     def work() -> None:

@@ -92,7 +92,7 @@ def test_a_file_that_shrinks_under_its_readers_does_not_end_the_service(tmp_path
     name = publish(tmp_path)
     query = wire.encode_query([wire.Ask(1, np.array([1, 39]))])
     binary = {"content-type": "application/octet-stream"}
-    with service(tmp_path) as running:
+    with service(tmp_path, "--log-level", "error") as running:
 
         def ask():
             path = f"{running.url}/v1/rounds/{name}/slices"

@@ -185,7 +185,7 @@ def _accepts(url):
     [pytest.param(signal.SIGINT, 1, marks=pytest.mark.slow), (signal.SIGTERM, 2)],
 )
 def test_a_signal_ends_the_service_with_success(published, sent, workers):
-    with service(published, "--workers", workers) as running:
+    with service(published, "--workers", workers, "--log-level", "error") as running:
         body = wire.encode_query([wire.Ask(1, np.arange(WORDS))])
         current = get(running.url + "/v1/rounds/current").json()["round"]
         with connect(running.url) as connection:

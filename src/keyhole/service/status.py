@@ -1,0 +1,220 @@
+"""Says how the current round of a rounds directory stands, from its files alone.
+
+A trainer leaves beside the rounds, in `progress.json`, what the other files do not tell: the goal,
+when the round was opened and when it closes, how earlier rounds ended. Anyone who may read the
+directory can look; what is seen are counts. `missing` alone names devices: it is for those who run
+the trainer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from keyhole.errors import StorageError
+from keyhole.service.directory import (
+    COHORT,
+    MANIFEST,
+    read_cohort,
+    read_current,
+    round_path,
+    write_file,
+)
+from keyhole.service.spool import refused_in, sizes_in
+from keyhole.wire.assignment import Phase
+
+UPDATES = "updates"
+"""The folder of a rounds directory in which devices' updates are put."""
+PROGRESS = "progress.json"
+
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class TrainerProgress(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a trainer says of its run: counts, and the seconds at which things happened."""
+
+    round: str
+    number: _Count
+    updates: _Count
+    goal: _Count
+    opened: float  # unix seconds
+    seen: float  # when the trainer last looked at its updates
+    closes: float | None = None  # when the round closes with what is there; None if it waits
+    waiting: int | None = None  # devices that have checked in and are in no round
+    run: str = ""  # the folder of the run, by its last two names
+    closed: _Count = 0  # rounds that have closed since this trainer was started
+    empty: _Count = 0  # of these, the rounds in which no update counted
+    last_empty: int | None = None
+
+
+class RoundStatus(msgspec.Struct, frozen=True):
+    """How a round stands. What nobody has said is None.
+
+    Args:
+        cohort: devices that take part; None where all may.
+        goal: updates with which it closes.
+        updates: that are here, or as the trainer counts them at two aggregators.
+        refused: updates that were refused when they came.
+        bytes: of the updates that are here; None where they go elsewhere.
+        checked_in: devices that were told to take part.
+        waiting: devices that have checked in and are in no round.
+        seconds_open: since it was opened, until now.
+        seconds_left: until it closes with what is there.
+        trainer_away: seconds since its trainer looked; None where no trainer has said a word.
+    """
+
+    round: str
+    number: int
+    phase: Phase
+    cohort: int | None
+    goal: int | None
+    updates: int
+    refused: int
+    bytes: int | None
+    seconds_open: float
+    checked_in: int | None = None
+    waiting: int | None = None
+    seconds_left: float | None = None
+    trainer_away: float | None = None
+    run: str = ""
+    closed: int = 0
+    empty: int = 0
+    last_empty: int | None = None
+
+    @property
+    def told(self) -> str:
+        """Says in one line how it stands: what it waits for while it is open."""
+        if self.phase == "closed":
+            return f"round {self.number} is closed with {_of(self.updates, self.goal)}"
+        done = self.updates + self.refused
+        missing = None if self.cohort is None else max(0, self.cohort - done)
+        return waits(self.number, self.updates, self.goal, missing, self.refused)
+
+
+def waits(number: int, here: int, goal: int | None, missing: int | None, refused: int = 0) -> str:
+    """Returns what a round waits for, as one line.
+
+    >>> waits(3, 2, 10, 14)
+    'round 3: 2 of 10 updates, 14 devices to come'
+    """
+    rest = [] if missing is None else [f"{counted(missing, 'device')} to come"]
+    rest += [f"{refused} refused"] if refused else []
+    return f"round {number}: {', '.join([_of(here, goal), *rest])}"
+
+
+def counted(number: int, what: str) -> str:
+    """Returns a number with what it counts.
+
+    >>> counted(1, "device"), counted(1200, "update")
+    ('1 device', '1,200 updates')
+    """
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def _of(updates: int, goal: int | None) -> str:
+    whole = counted(updates if goal is None else goal, "update")
+    return whole if goal is None else f"{updates:,} of {whole}"
+
+
+@dataclass(frozen=True)
+class RoundFiles:
+    """The rounds directory of a service, looked at from outside."""
+
+    directory: Path
+
+    def status(self, now: float) -> RoundStatus | None:
+        """Returns how the current round stands at `now`, in unix seconds; None before the first.
+
+        Raises:
+            StorageError: a file is damaged, or cannot be read.
+        """
+        current = read_current(self.directory)
+        if current is None:
+            return None
+        path = round_path(self.directory, current.round)
+        told = read_progress(self.directory)
+        if told is not None and told.round != current.round:
+            told = None
+        folder = self.directory / UPDATES / current.round
+        sizes = sizes_in(folder)
+        cohort = _cohort_size(path)
+        opened = _made_at(path, now) if told is None else told.opened
+        goal = cohort if told is None else told.goal
+        is_open = current.phase == "open"
+        closes = None if told is None or not is_open else told.closes
+        return RoundStatus(
+            current.round,
+            current.number,
+            current.phase,
+            cohort,
+            goal,
+            max(len(sizes), 0 if told is None else told.updates),
+            len(refused_in(folder)),
+            sum(sizes.values()) if sizes or told is None or not told.updates else None,
+            max(0.0, now - opened),
+            waiting=None if told is None else told.waiting,
+            seconds_left=None if closes is None else max(0.0, closes - now),
+            trainer_away=None if told is None else max(0.0, now - told.seen),
+            run="" if told is None else told.run,
+            closed=0 if told is None else told.closed,
+            empty=0 if told is None else told.empty,
+            last_empty=None if told is None else told.last_empty,
+        )
+
+    def missing(self) -> list[str]:
+        """Returns the devices of the cohort whose update is not here, by name; none where all may
+        take part, or updates go elsewhere."""
+        current = read_current(self.directory)
+        if current is None:
+            return []
+        folder = self.directory / UPDATES / current.round
+        here = {*sizes_in(folder), *refused_in(folder)}
+        cohort = read_cohort(round_path(self.directory, current.round)) or {}
+        return [device for device in cohort if device not in here]
+
+
+def read_progress(directory: Path) -> TrainerProgress | None:
+    """Returns what the trainer of a rounds directory says; None where there was none."""
+    path = directory / PROGRESS
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=TrainerProgress)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise StorageError(
+            f"{path.name} cannot be read: got {type(error).__name__}; expected the file as a "
+            "trainer writes it; remove it: the trainer writes it again"
+        ) from error
+
+
+def write_progress(directory: Path, told: TrainerProgress) -> None:
+    """Replaces what the trainer says; nothing depends on it, so nobody waits for the disk."""
+    write_file(directory / PROGRESS, msgspec.json.encode(told), durable=False)
+
+
+def _made_at(path: Path, now: float) -> float:
+    """When a round was published; now, where it has just gone."""
+    try:
+        return (path / MANIFEST).stat().st_mtime
+    except FileNotFoundError:
+        return now
+
+
+def _cohort_size(path: Path) -> int | None:
+    """How many devices take part; None where all may."""
+    try:
+        found = (path / COHORT).stat()
+    except FileNotFoundError:
+        return None
+    return _size_of(path, found.st_mtime_ns, found.st_ino)
+
+
+@lru_cache(maxsize=4)
+def _size_of(path: Path, *version: int) -> int | None:
+    """The same, read once for each version of the file: a cohort may have a million names."""
+    cohort = read_cohort(path)
+    return None if cohort is None else len(cohort)

@@ -1,0 +1,259 @@
+"""Tells operators of rounds, in the log and as gauges: at the trainer, and at a service.
+
+    round opened    its number, cohort and goal
+    waiting         updates of the goal, devices to come; once a second, and once a minute while
+                    nothing happens
+    round closed    why, with how many updates count
+    round empty     a warning: no update counted
+    incident        a warning: what went wrong beside the devices
+    traffic         once a minute, where anything was answered: counts of all devices together
+
+Told are counts. No key, no update, no token and no device is named.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from math import inf, isfinite
+from pathlib import Path
+from typing import get_args
+
+import msgspec
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from keyhole.errors import KeyholeError
+from keyhole.logs import Fact, tell
+from keyhole.rounds.machine import Why
+from keyhole.rounds.record import RoundRecord
+from keyhole.service.served import Waiting
+from keyhole.service.status import (
+    RoundFiles,
+    RoundStatus,
+    TrainerProgress,
+    counted,
+    waits,
+    write_progress,
+)
+
+_LOOK_EVERY = 1.0  # seconds between two looks of a service at its rounds
+_AGAIN = 60.0  # seconds after which a line on what is waited for is repeated
+_ALIVE_EVERY = 2.0  # seconds after which a trainer that waits says that it is there
+_LINE_EVERY = 5.0  # seconds between two lines of a service on one round
+_TRAFFIC = {  # counts of a service -> what they are called in its log
+    "stored": "updates",
+    "bytes": "bytes",
+    "private": "private_queries",
+    "relayed": "requests",
+    "refusals": "refused",
+}
+
+
+def round_gauges(status: RoundStatus | None) -> Iterator[Metric]:
+    """Returns how a round stands, as gauges; what nobody has said is left out."""
+    if status is None:
+        return
+    told: Mapping[str, tuple[float | None, str]] = {
+        "number": (status.number, "Number of the current round, from 0."),
+        "open": (float(status.phase == "open"), "Whether the current round takes updates."),
+        "cohort": (status.cohort, "Devices that take part in the current round."),
+        "checked_in": (status.checked_in, "Devices that were told to take part in it."),
+        "updates": (status.updates, "Updates of the current round that are here."),
+        "refused": (status.refused, "Updates of the current round that were refused."),
+        "goal": (status.goal, "Updates with which the current round closes."),
+        "seconds_open": (status.seconds_open, "Seconds since the current round was opened."),
+        "bytes": (status.bytes, "Bytes of the updates of the current round that are here."),
+        "devices_waiting": (status.waiting, "Devices that wait to be drawn into a round."),
+    }
+    for name, (value, text) in told.items():
+        if value is not None:
+            yield GaugeMetricFamily(f"keyhole_round_{name}", text, value=value)
+
+
+def gauges_of(directory: Path, now: Callable[[], float] = time.time) -> Iterator[Metric]:
+    """Returns how the current round of a rounds directory stands, as gauges."""
+    with suppress(KeyholeError, OSError):  # it is being replaced: the next look finds it
+        yield from round_gauges(RoundFiles(directory).status(now()))
+
+
+def tell_end(record: RoundRecord) -> None:
+    """Writes a line on how a round ended: a warning where no update counted."""
+    facts: dict[str, Fact] = {"round": record.round, "closed": record.closed, "step": record.step}
+    facts |= {"updates": len(record.staleness), "cohort": len(record.clients)}
+    facts |= {"bytes_down": sum(record.bytes_down), "bytes_up": sum(record.bytes_up)}
+    event, level = ("empty", "warning") if record.is_skipped else ("closed", "info")
+    tell("trainer", f"round {event}", record.told, level, **facts)
+
+
+@dataclass(eq=False)  # the registry takes what has an identity
+class TrainerTelling:
+    """Tells of the rounds of a trainer: in its log, as gauges, and to those who look at its rounds
+    directory. It is called at every look at the inbox; `closed` ends a round.
+
+    Args:
+        rounds: the rounds directory.
+        run: the folder of the run.
+        is_quiet: whether a screen shows what is waited for, so that the log need not.
+        now: unix seconds.
+    """
+
+    rounds: Path
+    run: Path
+    is_quiet: bool = False
+    now: Callable[[], float] = time.time
+    _told: TrainerProgress | None = field(default=None, repr=False)
+    _said: tuple[float, int] = field(default=(0.0, 0), repr=False)  # when, and how many updates
+    _closed: Counter[str] = field(default_factory=Counter, repr=False)  # why -> rounds
+    _empty: list[int] = field(default_factory=list, repr=False)
+    _incidents: int = field(default=0, repr=False)
+
+    def __call__(self, waiting: Waiting) -> None:
+        """Takes note of what a round waits for."""
+        now, before = self.now(), self._told
+        is_new = before is None or before.round != waiting.name
+        told = TrainerProgress(
+            waiting.name,
+            waiting.round,
+            waiting.here,
+            waiting.goal,
+            opened=now if before is None or is_new else before.opened,
+            seen=now,
+            closes=now + waiting.seconds if isfinite(waiting.seconds) else None,
+            run="/".join(self.run.parts[-2:]),
+            closed=self._closed.total(),
+            empty=len(self._empty),
+            last_empty=self._empty[-1] if self._empty else None,
+        )
+        is_changed = before is None or is_new or before.updates != told.updates
+        if before is None or is_changed or now - before.seen >= _ALIVE_EVERY:
+            self._told = told
+            write_progress(self.rounds, told)
+        if is_new:
+            self._say_opened(waiting)
+        elif not self.is_quiet:
+            self._say_waiting(waiting)
+
+    def closed(self, record: RoundRecord) -> None:
+        """Says how a round ended, and what went wrong in it."""
+        self._closed[record.closed] += 1
+        for incident in record.incidents:
+            self._incidents += 1
+            tell("trainer", "incident", f"round {record.round}: {incident}", "warning")
+        if record.is_skipped:
+            self._empty.append(record.round)
+        tell_end(record)
+
+    def page(self) -> bytes:
+        """Returns all numbers, as Prometheus reads them."""
+        registry = CollectorRegistry()
+        registry.register(self)
+        return generate_latest(registry)
+
+    def collect(self) -> Iterator[Metric]:
+        """What the registry asks for."""
+        yield from gauges_of(self.rounds, self.now)
+        closed = CounterMetricFamily(
+            "keyhole_rounds_closed", "Rounds that this trainer has closed.", labels=["why"]
+        )
+        for why in get_args(Why):
+            closed.add_metric([why], self._closed[why])
+        yield closed
+        empty = "Rounds that closed without an update that counts."
+        yield CounterMetricFamily("keyhole_rounds_empty", empty, value=len(self._empty))
+        incidents = "What went wrong beside the devices."
+        yield CounterMetricFamily("keyhole_round_incidents", incidents, value=self._incidents)
+
+    def _say_opened(self, waiting: Waiting) -> None:
+        cohort = waiting.here + len(waiting.missing)
+        seconds = waiting.seconds if isfinite(waiting.seconds) else None
+        text = (
+            f"round {waiting.round} is open: waits for {counted(waiting.goal, 'update')} of "
+            f"{counted(cohort, 'device')}{f', at most {seconds:,.0f} s' if seconds else ''}"
+        )
+        facts: dict[str, Fact] = {"round": waiting.round, "round_id": waiting.name}
+        facts |= {"cohort": cohort, "goal": waiting.goal, "updates": waiting.here}
+        tell("trainer", "round opened", text, seconds=seconds, **facts)
+        self._said = self.now(), waiting.here
+
+    def _say_waiting(self, waiting: Waiting) -> None:
+        """Once a second while updates come, once a minute while none do."""
+        (at, here), now = self._said, self.now()
+        if now - at < (_AGAIN if here == waiting.here else _LOOK_EVERY):
+            return
+        self._said = now, waiting.here
+        text = waits(waiting.round, waiting.here, waiting.goal, len(waiting.missing))
+        facts: dict[str, Fact] = {"round": waiting.round, "updates": waiting.here}
+        tell("trainer", "waiting", text, goal=waiting.goal, waiting=len(waiting.missing), **facts)
+
+
+@dataclass
+class ServiceTelling:
+    """Tells in the log of a service of the rounds that it serves, and how much it has answered. It
+    is called now and then by the process above all workers.
+
+    Args:
+        part: what it is: service, relay, aggregator.
+        rounds: the rounds directory; None where it has none.
+        now: unix seconds.
+    """
+
+    part: str
+    rounds: Path | None = None
+    now: Callable[[], float] = time.time
+    _looked: float = field(default=-inf, repr=False)
+    _said: float = field(default=0.0, repr=False)
+    _told: RoundStatus | None = field(default=None, repr=False)
+    _counts: Mapping[str, float] = field(default_factory=dict, repr=False)
+    _counted: float = field(default=0.0, repr=False)
+
+    def __call__(self, totals: Callable[[], Mapping[str, float]]) -> None:
+        """Looks at the rounds and the counts of all workers, if it is time to."""
+        now = self.now()
+        if now - self._looked < _LOOK_EVERY:
+            return
+        self._looked = now
+        counts = totals()
+        if self.rounds is not None:
+            with suppress(KeyholeError, OSError):  # a round that is being replaced: look again
+                self._look(RoundFiles(self.rounds).status(now), int(counts["checked_in"]), now)
+        if now - self._counted >= _AGAIN:
+            self._counted = now
+            self._say_traffic(counts)
+
+    def _look(self, status: RoundStatus | None, checked_in: int, now: float) -> None:
+        if status is None:
+            return
+        status, before = msgspec.structs.replace(status, checked_in=checked_in), self._told
+        is_new = before is None or before.round != status.round
+        is_over = status.phase == "closed" and (is_new or before is None or before.phase == "open")
+        seen = before and (before.updates, before.refused, before.checked_in)
+        is_changed = seen != (status.updates, status.refused, status.checked_in)
+        if is_new and status.phase == "open":
+            self._say("round opened", f"round {status.number} is open", status, now)
+        elif is_over:
+            self._say("round closed", status.told, status, now)
+        elif status.phase == "open" and is_changed and now - self._said >= _LINE_EVERY:
+            text = f"{status.told}; {counted(checked_in, 'device')} checked in"
+            self._say("waiting", text, status, now)
+        else:
+            return
+        self._told = status
+
+    def _say(self, event: str, text: str, status: RoundStatus, now: float) -> None:
+        names = ("cohort", "goal", "updates", "refused", "checked_in", "bytes")
+        facts: dict[str, Fact] = {name: getattr(status, name) for name in names}
+        facts |= {"round": status.number, "round_id": status.round}
+        tell(self.part, event, text, **facts)
+        self._said = now
+
+    def _say_traffic(self, counts: Mapping[str, float]) -> None:
+        """What was answered since the last time, if anything was."""
+        before, self._counts = self._counts, counts
+        new = {n: int(counts[name] - before.get(name, 0)) for name, n in _TRAFFIC.items()}
+        if any(new.values()):
+            words = [f"{count:,} {name.replace('_', ' ')}" for name, count in new.items() if count]
+            tell(self.part, "traffic", f"since the last such line: {', '.join(words)}", **new)

@@ -1,0 +1,208 @@
+"""What operators are told of rounds: in logs, as gauges, in the files of a rounds directory."""
+
+import json
+import re
+from contextlib import ExitStack, closing
+from math import inf
+from threading import Event
+
+import numpy as np
+import pytest
+
+import keyhole as kh
+from keyhole.aggregation.base import Rounding
+from keyhole.aggregation.two_servers.method import TwoServers
+from keyhole.device.sums import SumPolicy, SumSend
+from keyhole.device.take_part import PopulationClient, keep_taking_part
+from keyhole.errors import StorageError
+from keyhole.logs import writing_logs
+from keyhole.rounds.clients import Clients
+from keyhole.rounds.loop import start_run
+from keyhole.rounds.record import RoundRecord
+from keyhole.rounds.spec import RunParts
+from keyhole.sampling import Cohorts
+from keyhole.server.optimizers import SGD
+from keyhole.server.state import ServerState
+from keyhole.service.served import Waiting
+from keyhole.service.status import PROGRESS, RoundFiles, read_progress
+from keyhole.service.telling import ServiceTelling, TrainerTelling
+from keyhole.wire.assignment import device_name
+from keyhole.wire.sockets import Clock
+from tests.service.living_devices import living
+from tests.service.pir.pair import pair
+from tests.service.small_service import small_service
+from tests.service.sums.aggregators import aggregators
+from tests.service.sums.private_run import served
+
+ROW = kh.KeySpace("row", 60_000)
+FIRST = 51_000  # keys from here on: numbers that nothing else in a log is
+MODEL = {"w": np.zeros((ROW.num_keys, 2), np.float32)}
+LAYOUT = kh.Layout.of(MODEL, kh.Cut(ROW, {"w": 0}))
+CLIENTS, VALUE = 4, 0.3173828125
+
+
+def keys_of(client):
+    return [FIRST + 211 * client + 7 * place for place in range(3)]
+
+
+def make_clients():
+    def train(submodel, data, rng):
+        return {"w": np.full_like(submodel["w"], VALUE)}
+
+    return Clients(CLIENTS, int, lambda client, context: ROW.keys(keys_of(client)), train)
+
+
+def lines_of(text):
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_the_log_of_a_private_round_holds_no_key_no_update_and_no_device(tmp_path, capsys):
+    """Two servers of private retrieval, two aggregators, a trainer and four devices: all that they
+    log at the most talkative level."""
+    plan = RunParts(
+        cohorts=Cohorts(CLIENTS, CLIENTS),
+        keys_per_client={"row": 3},
+        seed=3,
+        aggregate=TwoServers(Rounding(), min_clients=2),
+    )
+    state, stop = ServerState.dense(LAYOUT, MODEL, SGD(1.0)), Event()
+    rounds = tmp_path / "rounds"
+    with (
+        writing_logs("json", "debug"),
+        pair(rounds) as servers,
+        aggregators(tmp_path / "sums") as sums,
+    ):
+        service = servers.service
+        telling = TrainerTelling(rounds, tmp_path / "run")
+        watcher = ServiceTelling("service", rounds)
+
+        def live(client):
+            name = device_name(client)
+            one = PopulationClient(client, lambda settings: make_clients(), (3, 0))
+            clock = Clock(sleep=lambda seconds: stop.wait(min(seconds, 0.02)))
+            with ExitStack() as stack:
+                both = [stack.enter_context(sums.device(party, name)) for party in (0, 1)]
+                send = SumSend(*both, (sums.public(0), sums.public(1)), SumPolicy())
+                fetch = servers.fetch()
+                for other in fetch.others:
+                    stack.enter_context(closing(other))
+                own = {"stop": stop, "clock": clock, "trainer_key": service.trainer.public}
+                device = stack.enter_context(servers.device(name, **own))
+                keep_taking_part(device, one.participant(fetch, send))
+
+        def look(waiting):
+            telling(waiting)
+            watcher._looked = -inf
+            watcher(lambda: {"checked_in": 0, **dict.fromkeys(COUNTS, 0)})
+
+        with living(live, range(CLIENTS), stop):
+            kind = served(service, sums)
+            kind.on_arrival = look
+            for record in start_run(state, make_clients(), plan, kind=kind).rounds(1):
+                telling.closed(record)
+        pages = [sums.apps[party].metrics.page().decode() for party in (0, 1)]
+        pages += [telling.page().decode()]
+    written = capsys.readouterr().err
+    events = {(line["part"], line["event"]) for line in lines_of(written)}
+    assert events >= {
+        ("trainer", "round opened"),
+        ("trainer", "round closed"),
+        ("service", "round opened"),
+        ("aggregator", "round opened"),
+        ("aggregator", "sum ready"),
+    }
+    assert record.staleness == [0] * CLIENTS
+    assert not leaks_in(written + "".join(pages))
+    for planted in (f'"round": {keys_of(2)[1]}', "device-3", str(VALUE)):
+        assert leaks_in(written + planted)
+
+
+def leaks_in(shown):
+    """Whether a text has a key of a client, a number of an update or the name of a device."""
+    keys = {str(key) for client in range(CLIENTS) for key in keys_of(client)}
+    return keys & set(re.findall(r"\b\d+\b", shown)) or re.search(r"device-\d|0\.317", shown)
+
+
+COUNTS = ("stored", "bytes", "private", "relayed", "refusals")
+
+
+def waiting(here, missing, seconds=60.0, number=3):
+    names = [f"device-{n}" for n in range(missing)]
+    return Waiting(number, here, 10, names, f"{number}-{'0' * 64}", seconds)
+
+
+def test_a_trainer_says_at_once_what_it_waits_for_and_then_once_a_second(tmp_path, capsys):
+    now = [1000.0]
+    tell = TrainerTelling(tmp_path, tmp_path / "arm" / "trial-0", now=lambda: now[0])
+    with writing_logs("json"):
+        for seconds, here in [(0.0, 0), (0.1, 1), (1.5, 2), (59, 2), (61, 2)]:
+            now[0] += seconds
+            tell(waiting(here, 16 - here))
+    first, *rest = lines_of(capsys.readouterr().err)
+    assert first["text"] == "round 3 is open: waits for 10 updates of 16 devices, at most 60 s"
+    assert [line["text"] for line in rest] == ["round 3: 2 of 10 updates, 14 devices to come"] * 2
+    assert (rest[0]["updates"], rest[0]["goal"], rest[0]["waiting"]) == (2, 10, 14)
+
+
+def test_a_round_that_closes_empty_is_a_warning_and_is_counted(tmp_path, capsys):
+    tell = TrainerTelling(tmp_path, tmp_path / "arm" / "trial-0")
+    lost = {"closed": "time", "lost_before": [4, 7], "incidents": ["a worker was lost"]}
+    with writing_logs("json"):
+        tell.closed(RoundRecord(round=3, step=1, clients=[4, 7], **lost))
+        tell(waiting(0, 2, number=4))
+    incident, empty, _ = lines_of(capsys.readouterr().err)
+    assert (incident["event"], incident["level"]) == ("incident", "warning")
+    assert (empty["event"], empty["level"]) == ("round empty", "warning")
+    assert empty["text"] == (
+        "round 3 closed empty (time): 0 of 2 updates count, 2 did not come; the model stays"
+    )
+    page = tell.page().decode()
+    assert "keyhole_rounds_empty_total 1.0" in page
+    assert 'keyhole_rounds_closed_total{why="time"} 1.0' in page
+    assert (read_progress(tmp_path).empty, read_progress(tmp_path).last_empty) == (1, 3)
+
+
+def test_gauges_of_trainer_and_service_tell_the_same_of_a_round(tmp_path):
+    with small_service(tmp_path) as service:
+        published = service.publish(cohort=["device-0", "device-1", "device-2"]).published
+        service.spool.store(published.id, "device-1", b"12345")
+        tell = TrainerTelling(tmp_path, tmp_path / "trial-0", now=lambda: 1000.0)
+        tell(Waiting(published.manifest.number, 1, 2, ["device-0"], published.id, 30.0))
+        page = tell.page().decode()
+        status = RoundFiles(tmp_path).status(1012.0)
+        service.publisher.close_round()
+        closed = RoundFiles(tmp_path).status(1013.0)
+    values = dict(re.findall(r"^keyhole_round_(\w+) (\S+)$", page, re.M))
+    numbers = {name: float(value) for name, value in values.items()}
+    assert (numbers["cohort"], numbers["goal"], numbers["updates"]) == (3, 2, 1)
+    assert (numbers["bytes"], numbers["open"], numbers["seconds_open"]) == (5, 1, 0)
+    assert (status.cohort, status.goal, status.updates, status.bytes) == (3, 2, 1, 5)
+    assert (status.seconds_open, status.seconds_left, status.trainer_away) == (12, 18, 12)
+    assert status.told == "round 0: 1 of 2 updates, 2 devices to come"
+    assert (closed.phase, closed.seconds_left) == ("closed", None)
+    assert closed.told == "round 0 is closed with 1 of 2 updates"
+    assert RoundFiles(tmp_path).missing() == ["device-0", "device-2"]
+
+
+def test_a_round_without_a_trainer_has_no_goal_but_its_cohort(tmp_path):
+    with small_service(tmp_path) as service:
+        service.publish()
+        status = RoundFiles(tmp_path).status(1e12)
+    assert (status.cohort, status.goal, status.trainer_away) == (None, None, None)
+    assert status.told == "round 0: 0 updates"
+
+
+def test_progress_that_is_no_progress_is_refused(tmp_path):
+    (tmp_path / PROGRESS).write_text("{}")
+    with pytest.raises(StorageError, match=r"progress\.json cannot be read"):
+        read_progress(tmp_path)
+
+
+def test_a_service_counts_each_device_of_the_newest_round_once(tmp_path):
+    with small_service(tmp_path) as service:
+        for expected in (2, 1):  # of the round before nobody is counted
+            service.publish()
+            for name in ["ann", "ben", "ann"][: 2 * expected - 1]:
+                with service.device(name=name) as device:
+                    device.check_in()
+            assert f"keyhole_round_checked_in {expected}.0" in service.app.metrics.page().decode()
