@@ -33,6 +33,7 @@ LAYERS = [
     {
         "about",
         "arrays",
+        "compiled",
         "digests",
         "errors",
         "files",
@@ -65,8 +66,7 @@ RESERVED = {
     "matplotlib": {"data", "experiments/report"},
     "msgspec": {"device", "experiments/report", "rounds", "service", "wire"},
     "numba": {
-        "aggregation/masked",
-        "aggregation/privacy",
+        "aggregation",
         "aggregation/two_servers",
         "crypto",
         "delivery/enclave",

@@ -15,7 +15,6 @@ from keyhole.crypto.merkle import (
     TreeShape,
     climb,
     hash_leaves,
-    hash_one_by_one,
     hash_pairs,
     hash_rows,
     paths,
@@ -119,17 +118,6 @@ def test_a_tree_of_nothing_and_a_cut_layer_are_refused():
         root_of_level(TreeShape(8), 1, np.zeros((3, 32), np.uint8))
 
 
-@pytest.mark.parametrize("length", [0, 1, 3, 4, 64, 65, 1024, 1025, 2048, 3072, 5001, 7168])
-def test_lanes_hash_what_the_library_hashes(length):
-    from keyhole.crypto import merkle_loops
-
-    rows = table(131, width=length)
-    key = bytes(range(32))
-    out = np.empty((len(rows), 8), np.uint32)
-    merkle_loops.hash_lanes(rows, np.frombuffer(key, np.uint32), out)
-    np.testing.assert_array_equal(out.view(np.uint8), hash_one_by_one(rows, key))
-
-
 @pytest.mark.slow
 def test_processors_without_avx512_hash_the_same(tmp_path):
     """Eight lanes in place of sixteen, compiled in a process of their own."""
@@ -143,7 +131,9 @@ def test_processors_without_avx512_hash_the_same(tmp_path):
         "    rows = np.random.default_rng(n).integers(0, 256, (37, n), np.uint8)\n"
         "    out = np.empty((37, 8), np.uint32)\n"
         "    loops.hash_lanes(rows, np.zeros(8, np.uint32), out)\n"
-        "    assert (out.view(np.uint8) == merkle.hash_one_by_one(rows, bytes(32))).all()\n"
+        "    plain = np.empty((37, 8), np.uint32)\n"
+        "    merkle.hash_lanes.plain(rows, np.zeros(8, np.uint32), plain)\n"
+        "    assert (out == plain).all()\n"
     )
     own = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
     subprocess.run([sys.executable, "-c", program], check=True, env=own)
@@ -158,15 +148,13 @@ def test_texts_that_are_no_rows_are_refused():
 def test_the_compiled_loop_finds_the_nodes_that_numpy_finds(num_keys, data):
     tree = Tree.of(hash_leaves(table(num_keys)))
     keys = np.array(sorted(data.draw(st.lists(st.integers(0, num_keys - 1), min_size=1))))
-    merkle.load_proof_loop.cache_clear()
-    plain = prove(tree, keys)
-    merkle.load_proof_loop()
-    try:
-        np.testing.assert_array_equal(prove(tree, keys), plain)
-        assert len(plain) == merkle.proof_length(tree.shape, keys)
-        assert len(plain) <= tree.shape.max_proof(len(set(keys.tolist())))
-    finally:
-        merkle.load_proof_loop.cache_clear()
+    length, found = merkle.proof_length(tree.shape, keys), []
+    for form in (merkle.find_siblings.plain, merkle.find_siblings.compiled):
+        out = np.empty(tree.shape.max_proof(len(keys)) + 1, np.int64)
+        count = form(keys, np.array(tree.shape.sizes), np.empty(len(keys) + 1, np.int64), out)
+        found.append(out[:count].tolist())
+    assert found[0] == found[1]
+    assert len(found[0]) == length <= tree.shape.max_proof(len(set(keys.tolist())))
 
 
 @pytest.mark.parametrize(

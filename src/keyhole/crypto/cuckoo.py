@@ -19,21 +19,20 @@ from __future__ import annotations
 
 import math
 import struct
+from collections import deque
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from keyhole.arrays import KeyArray
+from keyhole.compiled import loop
 from keyhole.errors import InputError
 from keyhole.primitives.coding import mix
 
 _TURNS = 8  # of the network: twice what it takes to make neighbours strangers
-# The multipliers of SplitMix64's finalizer (Steele, Lea and Flood, 2014).
-_MIX_1, _MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 
 @dataclass(frozen=True)
@@ -65,34 +64,47 @@ class Permutations:
         """pi_i(k) for keys (m,) and every permutation, (m, w)."""
         out = np.empty((len(keys), self.count), np.int64)
         keys = np.ascontiguousarray(keys, np.int64)
-        _permute(keys, self.num_keys, *self.sides, self.seeds(), out)
+        permute(keys, self.num_keys, *self.sides, self.seeds(), out)
         return out
 
     def keys(self, ranks: NDArray[np.int64], which: NDArray[np.int64]) -> KeyArray:
         """Returns the keys with pi_i(k) = rank, for ranks (n,) and the number i of each, (n,)."""
         out = np.empty(len(ranks), np.int64)
         ranks, which = (np.ascontiguousarray(each, np.int64) for each in (ranks, which))
-        _go_back(ranks, which, self.num_keys, *self.sides, self.seeds(), out)
+        go_back(ranks, which, self.num_keys, *self.sides, self.seeds(), out)
         return out
 
 
-def plain_ranks(permutations: Permutations, keys: KeyArray) -> NDArray[np.int64]:
-    """Returns what `Permutations.ranks` computes, as one reads it."""
-    sides = np.array(permutations.sides, np.uint64)
-    columns = [_walk(keys, permutations.num_keys, sides, row) for row in permutations.seeds()]
-    return np.stack(columns, axis=1)
+@loop("keyhole.crypto.loops")
+def permute(
+    keys: KeyArray,
+    num_keys: int,
+    wide: int,
+    tall: int,
+    seeds: NDArray[np.uint64],
+    out: NDArray[np.int64],
+) -> None:
+    """Writes the ranks of keys under each row of seeds."""
+    sides = np.array([wide, tall], np.uint64)
+    for number, row in enumerate(seeds):
+        out[:, number] = _walk(keys, num_keys, sides, row)
 
 
-def plain_keys(
-    permutations: Permutations, ranks: NDArray[np.int64], which: NDArray[np.int64]
-) -> KeyArray:
-    """Returns what `Permutations.keys` computes, as one reads it."""
-    sides = np.array(permutations.sides, np.uint64)
-    keys = np.empty(len(ranks), np.int64)
-    for number, row in enumerate(permutations.seeds()):
+@loop("keyhole.crypto.loops")
+def go_back(
+    ranks: NDArray[np.int64],
+    which: NDArray[np.int64],
+    num_keys: int,
+    wide: int,
+    tall: int,
+    seeds: NDArray[np.uint64],
+    out: KeyArray,
+) -> None:
+    """Writes the keys of ranks, each under its row of seeds."""
+    sides = np.array([wide, tall], np.uint64)
+    for number, row in enumerate(seeds):
         mine = which == number
-        keys[mine] = _walk(ranks[mine], permutations.num_keys, sides, row, is_back=True)
-    return keys
+        out[mine] = _walk(ranks[mine], num_keys, sides, row, is_back=True)
 
 
 def _walk(
@@ -115,65 +127,6 @@ def _walk(
         ranks[outside] = halves[1] * sides[0] + halves[0]
         outside = ranks >= num_keys
     return ranks.astype(np.int64)
-
-
-@njit(cache=True, nogil=True)
-def _step(other, seed, side):  # type: ignore[no-untyped-def]
-    """What the other half adds to a half, below the side."""
-    x = other ^ seed
-    x = (x ^ (x >> np.uint64(30))) * _MIX_1
-    x = (x ^ (x >> np.uint64(27))) * _MIX_2
-    x = (x ^ (x >> np.uint64(31))) >> np.uint64(32)
-    return (x * side) >> np.uint64(32)
-
-
-@njit(cache=True, nogil=True)
-def _turn(half, other, seed, side):  # type: ignore[no-untyped-def]
-    """Adds a function of the other half, modulo the side."""
-    half += _step(other, seed, side)
-    return half - side if half >= side else half
-
-
-@njit(cache=True, nogil=True)
-def _turn_back(half, other, seed, side):  # type: ignore[no-untyped-def]
-    """Subtracts the same."""
-    step = _step(other, seed, side)
-    return half - step if half >= step else half + side - step
-
-
-@njit(cache=True, nogil=True)
-def _permute(keys, num_keys, wide, tall, seeds, out):  # type: ignore[no-untyped-def]
-    """The ranks of keys under each row of seeds."""
-    count, a, b = np.uint64(num_keys), np.uint64(wide), np.uint64(tall)
-    for i in range(len(keys)):
-        for j in range(len(seeds)):
-            rank = np.uint64(keys[i])
-            while True:
-                low, high = rank % a, rank // a
-                for turn in range(0, _TURNS, 2):
-                    low = _turn(low, high, seeds[j, turn], a)
-                    high = _turn(high, low, seeds[j, turn + 1], b)
-                rank = high * a + low
-                if rank < count:
-                    break
-            out[i, j] = np.int64(rank)
-
-
-@njit(cache=True, nogil=True)
-def _go_back(ranks, which, num_keys, wide, tall, seeds, out):  # type: ignore[no-untyped-def]
-    """The keys of ranks, each under its row of seeds."""
-    count, a, b = np.uint64(num_keys), np.uint64(wide), np.uint64(tall)
-    for i in range(len(ranks)):
-        key, words = np.uint64(ranks[i]), seeds[which[i]]
-        while True:
-            low, high = key % a, key // a
-            for turn in range(_TURNS - 2, -1, -2):
-                high = _turn_back(high, low, words[turn + 1], b)
-                low = _turn_back(low, high, words[turn], a)
-            key = high * a + low
-            if key < count:
-                break
-        out[i] = np.int64(key)
 
 
 _FEW_KEYS = 32  # in one pass, as many whole queries take a server no longer than buckets do
@@ -310,38 +263,36 @@ def place(choices: NDArray[np.int64], num_buckets: int) -> NDArray[np.int64]:
     array([ 0,  1, -1])
     """
     bucket_of = np.full(len(choices), -1, np.int64)
-    _match(np.ascontiguousarray(choices, np.int64), num_buckets, bucket_of)
+    match(np.ascontiguousarray(choices, np.int64), num_buckets, bucket_of)
     return bucket_of
 
 
-@njit(cache=True, nogil=True)
-def _match(choices, num_buckets, bucket_of):  # type: ignore[no-untyped-def]
-    """A maximum matching by augmenting paths, the shortest first (Berge, 1957).
+@loop("keyhole.crypto.loops")
+def match(choices: NDArray[np.int64], num_buckets: int, bucket_of: NDArray[np.int64]) -> None:
+    """Writes a maximum matching, found by augmenting paths, the shortest first (Berge, 1957).
 
     A key that once has a bucket keeps one, and a key from which no path leads to a free bucket has
     none later either, so that one search for each key is enough.
     """
-    key_in = np.full(num_buckets, -1, np.int64)
-    came_from = np.empty(num_buckets, np.int64)  # the key from which the search met a bucket
-    seen_by = np.full(num_buckets, -1, np.int64)  # the search that met it last
-    queue = np.empty(len(choices), np.int64)
+    key_in: dict[int, int] = {}
+    placed = [-1] * len(choices)
+    buckets_of = choices.tolist()
     for first in range(len(choices)):
-        queue[0], head, tail, free = first, 0, 1, np.int64(-1)
-        while head < tail and free < 0:
-            key = queue[head]
-            head += 1
-            for bucket in choices[key]:
-                if seen_by[bucket] == first:
+        came_from: dict[int, int] = {}  # the key from which the search met a bucket
+        queue, free = deque([first]), -1
+        while queue and free < 0:
+            key = queue.popleft()
+            for bucket in buckets_of[key]:
+                if bucket in came_from:
                     continue
-                seen_by[bucket], came_from[bucket] = first, key
-                if key_in[bucket] < 0:
+                came_from[bucket] = key
+                if bucket not in key_in:
                     free = bucket
                     break
-                queue[tail] = key_in[bucket]
-                tail += 1
+                queue.append(key_in[bucket])
         # Back along the path: each key leaves its bucket to the one before it.
         while free >= 0:
             key = came_from[free]
-            left = bucket_of[key]
-            bucket_of[key], key_in[free] = free, key
+            left, placed[key], key_in[free] = placed[key], free, key
             free = left
+    bucket_of[:] = placed

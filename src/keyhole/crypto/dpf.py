@@ -10,8 +10,7 @@ Hidden: the point, from a party that holds one of the keys, for seeds of 127 bit
 fixed key as a circular correlation-robust hash. Not hidden: the domain and the number of points,
 nor anything from anyone who holds both keys. Time and memory access are not claimed to be constant.
 
-`extend` and `apply_corrections` define what the two compiled inner loops do; tests hold both
-together.
+`extend` and `apply_corrections` define what the two inner loops do; tests hold both together.
 """
 
 from __future__ import annotations
@@ -20,17 +19,15 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from keyhole.arrays import KeyArray
+from keyhole.compiled import loop
 from keyhole.crypto.prg import SEED_BYTES, FixedKeyAes, Prg, SeedArray, fixed_key
 from keyhole.errors import InputError, KeySpaceError, MalformedError
 
-_ONE = np.uint64(1)
 
-
-@njit(cache=True, nogil=True)
+@loop("keyhole.crypto.loops")
 def grow(
     children: NDArray[np.uint64],
     bits: NDArray[np.bool_],
@@ -40,17 +37,14 @@ def grow(
 ) -> None:
     """Takes control bits out of children, (n, w, 2, 2) of tree, node, side and half of a seed, and
     corrects both in place; writes `bits`, (n, w, 2). `control` is (n, w), both words (n, 2)."""
-    for i in range(children.shape[0]):
-        for j in range(children.shape[1]):
-            mask = np.uint64(0) - np.uint64(control[i, j])
-            for side in range(2):
-                low = children[i, j, side, 0]
-                bits[i, j, side] = (low & _ONE != 0) ^ (control[i, j] & bit_words[i, side])
-                children[i, j, side, 0] = (low & ~_ONE) ^ (seed_words[i, 0] & mask)
-                children[i, j, side, 1] ^= seed_words[i, 1] & mask
+    low = children[..., 0]
+    np.not_equal(low & np.uint64(1), 0, out=bits)
+    low &= ~np.uint64(1)
+    children ^= control[..., None, None] * seed_words[:, None, None]
+    bits ^= control[..., None] & bit_words[:, None]
 
 
-@njit(cache=True, nogil=True)
+@loop("keyhole.crypto.loops")
 def write_leaves(
     leaves: NDArray[np.uint8],
     control: NDArray[np.bool_],
@@ -60,11 +54,8 @@ def write_leaves(
     """Corrects leaves, (n, w, leaf_bytes or more), by `corrections`, (n, leaf_bytes), and writes
     them to `out`, (n, share_bytes), one behind the other, as far as there is room."""
     width = corrections.shape[1]
-    for i in range(leaves.shape[0]):
-        for j in range(leaves.shape[1]):
-            mask = np.uint8(0) - np.uint8(control[i, j])
-            for k in range(min(width, out.shape[1] - j * width)):
-                out[i, j * width + k] = leaves[i, j, k] ^ (corrections[i, k] & mask)
+    corrected = leaves[..., :width] ^ control[..., None] * corrections[:, None]
+    out[:] = corrected.reshape(len(out), -1)[:, : out.shape[1]]
 
 
 Bits = NDArray[np.bool_]

@@ -13,7 +13,8 @@ from elsewhere, so that no text can pass for one of another place or height.
 Hashes are keyed BLAKE3, 32 bytes each; the keys are public and keep hashes of different kinds
 apart. The `blake3` package is the definition and hashes texts one after the other, which is enough
 for the few thousand of a device. A server has millions: the compiled loop of `merkle_loops.py`
-hashes eight texts at once and gives the same bytes.
+hashes eight texts at once and gives the same bytes. It takes seconds to compile, so that numba in
+the process is no reason to: 4 MB are, or a service that has asked for it (`compiled.py`).
 
 What holds: two rows under one root and key are equal, unless somebody finds a collision of BLAKE3.
 Nothing is hidden: a proof tells the keys it is for, and is sent to the device that named them.
@@ -22,15 +23,15 @@ Nothing is hidden: a proof tells the keys it is for, and is sent to the device t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from math import expm1, log1p
-from types import ModuleType
 
 import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
 from keyhole.arrays import KeyArray
+from keyhole.compiled import loop
 from keyhole.errors import DamageError, ShapeError
 
 HASH_BYTES = 32
@@ -59,26 +60,18 @@ def hash_rows(rows: NDArray[np.uint8], key: bytes) -> HashArray:
             f"{len(key)} bytes; expected uint8 of shape (m, n), {KEY_BYTES} bytes; pass one text a "
             "row"
         )
-    rows = np.ascontiguousarray(rows)
-    if not load_hash_loop.cache_info().currsize and rows.nbytes < _COMPILE_FROM:
-        return hash_one_by_one(rows, key)
     out = np.empty((len(rows), HASH_BYTES // 4), np.uint32)
-    load_hash_loop().hash_lanes(rows, np.frombuffer(key, np.uint32), out)
+    hash_lanes(np.ascontiguousarray(rows), np.frombuffer(key, np.uint32), out)
     return out.view(np.uint8)
 
 
-def hash_one_by_one(rows: NDArray[np.uint8], key: bytes) -> HashArray:
-    """Returns what `hash_rows` does, by the library alone."""
-    digests = b"".join([blake3(row, key=key).digest() for row in rows])
-    return np.frombuffer(digests, np.uint8).reshape(len(rows), HASH_BYTES)
-
-
-@cache
-def load_hash_loop() -> ModuleType:
-    """Loads the compiled loop, which takes a third of a second; all hashes run it from then on."""
-    from keyhole.crypto import merkle_loops  # a device that fetches once never loads numba
-
-    return merkle_loops
+@loop("keyhole.crypto.merkle_loops", from_bytes=_COMPILE_FROM)
+def hash_lanes(rows: NDArray[np.uint8], key: NDArray[np.uint32], out: NDArray[np.uint32]) -> None:
+    """Writes the hash of each of rows (m, n), in memory one after the other, to `out`, (m, 8); the
+    key is 8 words."""
+    named = key.tobytes()
+    digests = b"".join([blake3(row, key=named).digest() for row in rows])
+    out[:] = np.frombuffer(digests, np.uint32).reshape(out.shape)
 
 
 def hash_leaves(rows: NDArray[np.uint8]) -> HashArray:
@@ -246,30 +239,38 @@ def prove(tree: Tree, keys: KeyArray) -> HashArray:
     return tree.nodes[proof_places(tree.shape, keys)]
 
 
-@cache
-def load_proof_loop() -> ModuleType:
-    """Loads the compiled loop of `proof_places`, which uses it from then on: for services."""
-    from keyhole.crypto import merkle_loops
-
-    return merkle_loops
-
-
 def proof_places(shape: TreeShape, keys: KeyArray) -> NDArray[np.int64]:
     """Returns where the nodes of a proof lie among all nodes, (p,); `keys` as for `prove`."""
-    if load_proof_loop.cache_info().currsize:
-        keys = np.ascontiguousarray(keys)
-        out = np.empty(shape.max_proof(len(keys)) + 1, np.int64)
-        room = np.empty(len(keys) + 1, np.int64)
-        return out[: load_proof_loop().find_siblings(keys, np.array(shape.sizes), room, out)]
-    keys, found = _distinct(keys), []
-    for start, size in zip(shape.starts, shape.sizes[:-1], strict=False):
+    keys = np.ascontiguousarray(keys)
+    out = np.empty(shape.max_proof(len(keys)) + 1, np.int64)
+    room = np.empty(len(keys) + 1, np.int64)
+    return out[: find_siblings(keys, np.array(shape.sizes), room, out)]
+
+
+@loop("keyhole.crypto.merkle_loops", from_bytes=_COMPILE_FROM)
+def find_siblings(
+    keys: KeyArray, sizes: NDArray[np.int64], room: NDArray[np.int64], out: NDArray[np.int64]
+) -> int:
+    """Writes the places of a proof's nodes to `out`; returns how many there are.
+
+    Args:
+        keys: ascending; may repeat.
+        sizes: nodes of each level, from the leaves to the root.
+        room: longer than `keys` by one; for the compiled form.
+        out: longer by one than the longest proof.
+    """
+    keys, start, count = _distinct(keys), 0, 0
+    for size in sizes[:-1].tolist():
         siblings = keys ^ 1
         is_known = np.zeros(len(keys), bool)
         is_known[1:] = siblings[1:] == keys[:-1]
         is_known[:-1] |= siblings[:-1] == keys[1:]
-        found.append(start + siblings[~is_known & (siblings < size)])
+        lacking = siblings[~is_known & (siblings < size)]
+        out[count : count + len(lacking)] = start + lacking
+        count += len(lacking)
+        start += size
         keys = _distinct(keys >> 1)
-    return np.concatenate(found) if found else np.empty(0, np.int64)
+    return count
 
 
 def proof_length(shape: TreeShape, keys: KeyArray) -> int:

@@ -18,10 +18,10 @@ from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey, generat
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import AES
 from cryptography.hazmat.primitives.ciphers.modes import CTR, ECB
-from numba import njit
 from numpy.typing import NDArray
 
 from keyhole.arrays import KeyArray
+from keyhole.compiled import loop
 from keyhole.errors import InputError
 
 SEED_BYTES = 16
@@ -154,15 +154,13 @@ class FixedKeyAes:
         self._cipher.update_into(source, target)
 
 
-@njit(cache=True, nogil=True)
+@loop("keyhole.crypto.loops")
 def mix_blocks(halves: NDArray[np.uint64], out: NDArray[np.uint64]) -> None:
     """Writes sigma(s xor i) of seeds (n, 2) over the first n rows of (n or more, 2 * blocks)."""
-    for row in range(halves.shape[0]):
-        high = halves[row, 1]
-        both = high ^ halves[row, 0]
-        for block in range(out.shape[1] // 2):
-            out[row, 2 * block] = high
-            out[row, 2 * block + 1] = both ^ np.uint64(block)
+    rows, high = out[: len(halves)], halves[:, 1]
+    rows[:, 0::2] = high[:, None]
+    rows[:, 1::2] = (high ^ halves[:, 0])[:, None]
+    rows[:, 1::2] ^= np.arange(out.shape[1] // 2, dtype=np.uint64)
 
 
 def fixed_key(nonce: bytes, usage: bytes) -> bytes:

@@ -29,9 +29,9 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext
 from cryptography.hazmat.primitives.ciphers.algorithms import AES
 from cryptography.hazmat.primitives.ciphers.modes import CTR
-from numba import njit
 from numpy.typing import NDArray
 
+from keyhole.compiled import loop
 from keyhole.crypto.hpke import PrivateKey, expand, extract
 from keyhole.crypto.prg import SEED_BYTES, Prg
 from keyhole.errors import InputError, NotFiniteError, ShapeError
@@ -151,7 +151,7 @@ class FixedPoint:
             piece = slice(start, min(start + _ROUNDING_CHUNK, flat.size))
             drawn = words[: piece.stop - start]
             prg.fill(drawn.view(np.uint8))
-            lost += _round(flat[piece], drawn, self.clip, self.scale, out[piece])
+            lost += round_numbers(flat[piece], drawn, self.clip, self.scale, out[piece])
         if lost:
             raise NotFiniteError(
                 f"NaN or infinity among numbers that are to be added up: got {lost} of "
@@ -177,8 +177,8 @@ class FixedPoint:
         return numbers
 
 
-@njit(cache=True, nogil=True)
-def _round(
+@loop("keyhole.crypto.loops")
+def round_numbers(
     values: NDArray[np.floating[Any]],
     words: NDArray[np.uint32],
     clip: float,
@@ -190,16 +190,14 @@ def _round(
     The fraction is compared with the random word rather than added to it: 53 bits do not hold a
     number of 31 bits and a fraction of 33, and a whole number could be rounded up.
     """
-    lost = 0
-    for i in range(values.size):
-        value = float(values[i])
-        lost += 0 if abs(value) < np.inf else 1
-        value = value if value < clip else clip  # and NaN, whose conversion would be undefined
-        value = value if value > -clip else -clip
-        scaled = value * scale
-        floor = np.floor(scaled)
-        is_up = np.float64(words[i]) + 0.5 < (scaled - floor) * 4294967296.0
-        out[i] = np.int32(floor) + np.int32(is_up)
+    lost = values.size - int(np.count_nonzero(np.isfinite(values)))
+    # NaN becomes the clip: its conversion would be undefined.
+    scaled = np.fmax(np.fmin(values.astype(np.float64), clip), -clip)
+    scaled *= scale
+    floor = np.floor(scaled)
+    scaled -= floor
+    is_up = words + 0.5 < scaled * 4294967296.0
+    out[:] = (floor.astype(np.int32) + is_up).astype(out.dtype)
     return lost
 
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from keyhole.about import Leak
 from keyhole.arrays import Array, KeyArray, Tree
-from keyhole.crypto.merkle import HASH_BYTES, TreeShape, load_proof_loop, proof_length
+from keyhole.crypto.merkle import HASH_BYTES, TreeShape, find_siblings, proof_length
 from keyhole.delivery.base import (
     KEYS_AND_WHOSE,
     NOTHING,
@@ -231,7 +231,7 @@ class _CodedRows:
 def _proof_bytes(layout: Layout, keys: KeysBySpace) -> int:
     """Returns the number of bytes of what leads from the slices of a client to the roots of their
     tables."""
-    load_proof_loop()  # a cohort has many clients
+    find_siblings.load()  # a cohort has many clients
     return HASH_BYTES * sum(
         proof_length(TreeShape(part.space.num_keys), np.sort(part.keys_of(keys).array))
         for part in cut_parts(layout)

@@ -17,11 +17,11 @@ from itertools import pairwise
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from keyhole import tree
 from keyhole.arrays import Array, KeyArray, Tree
+from keyhole.compiled import loop
 from keyhole.errors import KeySpaceError, NotFiniteError, ShapeError
 from keyhole.primitives.deselect import divide
 from keyhole.primitives.keyspace import Keys, are_same_rising, distinct_keys
@@ -94,7 +94,7 @@ def _check_keys(part: Part, keys: KeyArray) -> None:
             f"keys of part {part.space.name!r} are not int64: got {keys.dtype}; expected int64; "
             "make them with KeySpace.keys"
         )
-    disorder = _count_disorder(keys)
+    disorder = count_disorder(keys)
     if disorder:
         raise KeySpaceError(
             f"keys of part {part.space.name!r} are not distinct and ascending: got {disorder} of "
@@ -110,7 +110,7 @@ def _check_keys(part: Part, keys: KeyArray) -> None:
 
 
 def _check_finite(part: Part, rows: NDArray[np.float32]) -> None:
-    if not _is_finite(rows.reshape(-1).view(np.int32)):
+    if not is_finite(rows.reshape(-1).view(np.int32)):
         broken = int(np.sum(~np.all(np.isfinite(rows), axis=1)))
         raise NotFiniteError(
             f"the update of part {part.space.name!r} holds NaN or infinity: got {broken} of "
@@ -119,22 +119,17 @@ def _check_finite(part: Part, rows: NDArray[np.float32]) -> None:
         )
 
 
-@njit(cache=True, nogil=True)
-def _count_disorder(keys):  # type: ignore[no-untyped-def]
-    count = 0
-    for i in range(1, len(keys)):
-        count += keys[i] <= keys[i - 1]
-    return count
+@loop("keyhole.server.row_loops")
+def count_disorder(keys: KeyArray) -> int:
+    """Returns how many keys are not above the one before."""
+    return int(np.count_nonzero(keys[1:] <= keys[:-1]))
 
 
-@njit(cache=True, nogil=True)
-def _is_finite(bits):  # type: ignore[no-untyped-def]
+@loop("keyhole.server.row_loops")
+def is_finite(bits: NDArray[np.int32]) -> bool:
     """Whether no float32, given as its bits, has the exponent of NaN and infinity."""
     exponent = np.int32(0x7F800000)
-    broken = np.int32(0)
-    for i in range(len(bits)):
-        broken |= np.int32((bits[i] & exponent) == exponent)
-    return broken == 0
+    return not bool(((bits & exponent) == exponent).any())
 
 
 BLOCK = 64

@@ -25,7 +25,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from keyhole.arrays import Array
-from keyhole.server.rows import AHEAD, fetch_row
+from keyhole.server.row_loops import AHEAD, fetch_row
 
 LANES = 8  # numbers that a kernel adds side by side; tables by i are padded to whole lanes
 

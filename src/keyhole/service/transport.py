@@ -276,7 +276,7 @@ def warm_up() -> None:
     keys, halves = np.array([3, 0]), tuple(SegmentInfo(first, 2) for first in (0, 2))
     info = TableInfo("warm-up", 4, None, (), "plain", 0, 4, "", halves)
     records = np.zeros((4, 4), np.uint8)
-    merkle.load_proof_loop()
+    merkle.find_siblings.load()
     tree = merkle.Tree.of(merkle.hash_leaves(records))
     records.flags.writeable = tree.nodes.flags.writeable = False  # as mapped ones are
     for whole in (None, records):

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from keyhole.delivery.pir import scan as xor_scan
-from keyhole.delivery.pir import two_server
 from keyhole.delivery.pir.database import PirParams
 from keyhole.delivery.pir.two_server import Batch
 from tests.delivery.pir.distinguisher import MAX_SD, bits_of, compare
@@ -86,8 +85,9 @@ def visits_of(monkeypatch, scheme, server, queries):
     visits = np.zeros(PirParams.decode(server.params).num_keys, np.int64)
     module = sys.modules[type(SCHEMES[scheme].delivery).__module__]
     for name in ("scan_rows", "scan_buckets"):
+        counting = partial(getattr(xor_scan, name), visits=visits)
+        monkeypatch.setattr(xor_scan, name, counting)
         if hasattr(module, name):
-            counting = partial(getattr(xor_scan, name), visits=visits)
             monkeypatch.setattr(module, name, counting)
     server.answer(queries)
     monkeypatch.undo()
@@ -173,7 +173,7 @@ def rows_visited(monkeypatch, server, queries):
     """The rows that a server of the two-server scheme visits for each query, as bits."""
     taken = []
     for name in ("scan_rows", "scan_buckets"):
-        monkeypatch.setattr(two_server, name, taking(getattr(two_server, name), taken))
+        monkeypatch.setattr(xor_scan, name, taking(getattr(xor_scan, name), taken))
     server.answer(queries)
     monkeypatch.undo()
     shares = np.concatenate([bits.reshape(len(queries), -1) for bits in taken], axis=1)

@@ -26,55 +26,50 @@ from functools import cached_property
 from typing import Literal
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from keyhole.arrays import Array, KeyArray
+from keyhole.compiled import loop
 from keyhole.crypto.prg import SEED_BYTES, FixedKeyAes, fixed_key
 from keyhole.errors import InputError, KeySpaceError, ShapeError, SketchError
 
 
-@njit(cache=True, nogil=True)
-def add_rows(table, cells, rows):  # type: ignore[no-untyped-def]
+@loop("keyhole.aggregation.loops")
+def add_rows(table: Array, cells: NDArray[np.int64], rows: Array) -> None:
     """Adds each of rows (n, w) to all of its cells (n, h) of a table (C, w), in place."""
-    for i in range(cells.shape[0]):
-        for cell in cells[i]:
-            for k in range(rows.shape[1]):
-                table[cell, k] += rows[i, k]
+    for column in cells.T:
+        np.add.at(table, column, rows)
 
 
-@njit(cache=True, nogil=True)
-def take_rows(table, cells, rows):  # type: ignore[no-untyped-def]
+@loop("keyhole.aggregation.loops")
+def take_rows(table: Array, cells: NDArray[np.int64], rows: Array) -> None:
     """Takes each of rows (n, w) out of all of its cells (n, h) of a table (C, w), in place."""
-    for i in range(cells.shape[0]):
-        for cell in cells[i]:
-            for k in range(rows.shape[1]):
-                table[cell, k] -= rows[i, k]
+    for column in cells.T:
+        np.subtract.at(table, column, rows)
 
 
-@njit(cache=True, nogil=True)
-def read_keys(heads, cells, key_words, word_bits, num_keys, max_clients):  # type: ignore[no-untyped-def]
-    """The key that each of cells would hold if it held one alone; -1 where no key fits.
+@loop("keyhole.aggregation.loops")
+def read_keys(
+    heads: Array,
+    cells: NDArray[np.int64],
+    key_words: int,
+    word_bits: int,
+    num_keys: int,
+    max_clients: int,
+) -> NDArray[np.int64]:
+    """Returns the key that each of cells would hold if it held one alone; -1 where no key fits.
 
     A cell of one key holds the key times its count, word by word. No division takes place where the
     count is not between 1 and the number of clients.
     """
-    keys = np.full(cells.shape[0], -1, np.int64)
-    for i in range(cells.shape[0]):
-        count = np.int64(heads[cells[i], 0])
-        if count < 1 or count > max_clients:
-            continue
-        key = np.int64(0)
-        for word in range(key_words):
-            total = np.int64(heads[cells[i], 1 + word])
-            digit = total // count
-            if digit * count != total or digit >> word_bits:
-                key = np.int64(-1)
-                break
-            key |= digit << np.int64(word * word_bits)
-        if 0 <= key < num_keys:
-            keys[i] = key
-    return keys
+    count = heads[cells, 0].astype(np.int64)
+    fits = (count >= 1) & (count <= max_clients)
+    divisor, keys = np.where(fits, count, 1), np.zeros(len(cells), np.int64)
+    for word in range(key_words):
+        digit, rest = np.divmod(heads[cells, 1 + word].astype(np.int64), divisor)
+        fits &= (rest == 0) & (digit >> word_bits == 0)
+        keys |= digit << (word * word_bits)
+    return np.where(fits & (keys >= 0) & (keys < num_keys), keys, -1)
 
 
 _MAX_HASHES = 6  # positions of 32 bits in two blocks of AES, beside the check

@@ -46,10 +46,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import ceil, cos, erfc, inf, log, log1p, pi, sin, sqrt
+from math import ceil, erfc, inf, log, log1p, sqrt
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from keyhole.arrays import Array, KeyArray
@@ -75,11 +74,13 @@ def normal(prg: Prg, shape: int | tuple[int, ...]) -> NDArray[np.float64]:
     >>> normal(Prg(bytes(16)), 3).round(3)
     array([ 0.725,  1.55 , -0.837])
     """
+    from keyhole.aggregation import loops  # a device draws no noise and never loads numba
+
     out = np.empty(shape, np.float64)
     flat = out.reshape(-1)
     for start in range(0, len(flat), _CHUNK):
         part = flat[start : start + _CHUNK]
-        _box_muller(prg.words(len(part) + len(part) % 2), part)
+        loops.box_muller(prg.words(len(part) + len(part) % 2), part)
     return out
 
 
@@ -114,8 +115,10 @@ def add_ring_noise(sums: Array, sd: float, prg: Prg) -> Array:
     if sums.dtype != _RING.get(sums.dtype.itemsize):
         raise _unfit_for_noise(sums, "uint16 or uint32")
     _check_sd(sd, _MAX_RING_SD[sums.dtype.itemsize])
+    from keyhole.aggregation import loops
+
     for part in _chunks(sums, sd):
-        _add_rounded(normal(prg, len(part)), sd, part)
+        loops.add_rounded(normal(prg, len(part)), sd, part)
     return sums
 
 
@@ -139,29 +142,6 @@ def noise_room(noise_multiplier: float, parties: int = 1) -> int:
     20
     """
     return parties * ceil(LARGEST * noise_multiplier) if noise_multiplier else 0
-
-
-@njit(cache=True, nogil=True)
-def _box_muller(words, out):  # type: ignore[no-untyped-def]
-    """Turns pairs of words into pairs of numbers; an odd number of results drops the last one."""
-    for pair in range(len(words) // 2):
-        odd = words[2 * pair] | np.uint64(1)
-        if odd < np.uint64(1 << 63):
-            logarithm = log(np.float64(odd) * 2.0**-64)
-        else:  # near 1 a double keeps u badly, and 1 - u well
-            logarithm = log1p(-(np.float64(~odd + np.uint64(1)) * 2.0**-64))
-        radius = sqrt(-2 * logarithm)
-        angle = 2 * pi * (np.float64(words[2 * pair + 1] >> np.uint64(11)) * 2.0**-53)
-        out[2 * pair] = radius * cos(angle)
-        if 2 * pair + 1 < len(out):
-            out[2 * pair + 1] = radius * sin(angle)
-
-
-@njit(cache=True, nogil=True)
-def _add_rounded(numbers, sd, out):  # type: ignore[no-untyped-def]
-    for n in range(len(out)):
-        # By way of int64: what a negative float is as an unsigned number depends on the machine.
-        out[n] += np.int64(np.rint(sd * numbers[n]))
 
 
 def _check_sd(sd: float, limit: float) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -31,12 +32,14 @@ from keyhole.aggregation.privacy.mechanism import clip_update, norm_before_round
 from keyhole.aggregation.shares import SplitUpdate, SumFacts
 from keyhole.aggregation.two_servers.client import split_rows
 from keyhole.aggregation.two_servers.params import SparseParams, SumParams, part_params
-from keyhole.aggregation.two_servers.server import TwoServerAdder, tables_of
 from keyhole.crypto.prg import Prg
 from keyhole.crypto.ring import FixedPoint
 from keyhole.errors import StaleError
 from keyhole.pricing import SumSpeeds, Workload
 from keyhole.primitives.layout import Layout, max_keys_of
+
+if TYPE_CHECKING:
+    from keyhole.aggregation.two_servers.server import TwoServerAdder
 
 MIN_CLIENTS = 2
 """Below which two servers never release anything: a sum of one is its update."""
@@ -199,10 +202,14 @@ class TwoServers:
 
     def adder(self, params: bytes, party: int) -> TwoServerAdder:
         """Implements `SharedSum.adder`."""
+        from keyhole.aggregation.two_servers.server import TwoServerAdder  # it needs numba
+
         return TwoServerAdder(SumParams.decode(params), party)
 
     def decode(self, params: bytes, shares: tuple[memoryview, memoryview]) -> list[PartSum]:
         """Implements `SharedSum.decode`."""
+        from keyhole.aggregation.two_servers.server import tables_of
+
         terms, sums = SumParams.decode(params), []
         both = zip(*(tables_of(terms, share) for share in shares), strict=True)
         for part, (one, other) in zip(terms.parts, both, strict=True):

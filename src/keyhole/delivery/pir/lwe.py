@@ -17,12 +17,13 @@ from decimal import Decimal, localcontext
 from functools import lru_cache
 from hashlib import blake2b
 from math import exp, isqrt
+from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from keyhole.arrays import KeyArray
+from keyhole.compiled import loop
 from keyhole.crypto.prg import SEED_BYTES, Prg
 from keyhole.delivery.pir.database import Database, PirParams
 from keyhole.delivery.pir.messages import FRAME_BYTES, REPLY_BYTES
@@ -168,9 +169,37 @@ def public_matrix(seed: bytes, columns: int) -> Iterator[Words]:
 def add_product(out: Words, weights: Words, table: Words | NDArray[np.uint8]) -> None:
     """out += weights @ table modulo 2^32: (q, n), rows one after the other in memory, (q, c), and
     (c, n) of bytes or words."""
-    fixed = np.ascontiguousarray(table).view()
+    fixed: Any = np.ascontiguousarray(table).view()
     fixed.setflags(write=False)  # one compiled form for tables that are read-only and others
-    _add_product(out, np.ascontiguousarray(weights), fixed)
+    multiply_into(out, np.ascontiguousarray(weights), fixed)
+
+
+@loop("keyhole.delivery.pir.lwe_loops")
+def multiply_into(out: Words, weights: Words, table: Words | NDArray[np.uint8]) -> None:
+    """Adds weights @ table modulo 2^32 to `out`; see `add_product`.
+
+    Products are made of halves of 16 bits and in doubles, by the matrix multiplication of the
+    machine: a sum of up to 2^21 of them stays below 2^53 and is exact.
+    """
+    factors = [(part.astype(np.float64), shift) for part, shift in _halves(weights)]
+    for left in range(0, table.shape[1], _PANEL):
+        panel = slice(left, left + _PANEL)
+        for part, above in _halves(table[:, panel]):
+            whole = part.astype(np.float64)
+            for factor, shift in factors:
+                if above + shift < 32:  # what is higher wraps to nothing
+                    product = (factor @ whole).astype(np.uint64).astype(np.uint32)
+                    out[:, panel] += product << np.uint32(above + shift)
+
+
+_PANEL = 4096  # columns whose doubles are in memory at once
+
+
+def _halves(numbers: Words | NDArray[np.uint8]) -> list[tuple[NDArray[np.unsignedinteger], int]]:
+    """Numbers of at most 16 bits, and by how many bits each is shifted; bytes are whole."""
+    if numbers.dtype == np.uint8:
+        return [(numbers, 0)]
+    return [(numbers & np.uint32(0xFFFF), 0), (numbers >> np.uint32(16), 16)]
 
 
 class Columns:
@@ -201,60 +230,8 @@ class Columns:
         return out.reshape(count, r, self._stride)[:, :, : self._shape.row_bytes]
 
 
-# Wide panels, so that a call is worth its cost; few columns, so that they stay in the cache while
-# all rows of weights meet them.
-_PANEL = 4096
-_DEPTH = 16
-_STEP = 8
-
-
-@njit(cache=True, nogil=True)
-def _add_product(out, weights, table):  # type: ignore[no-untyped-def]
-    depth, width = table.shape
-    for top in range(0, depth, _DEPTH):
-        bottom = min(top + _DEPTH, depth)
-        eights = top + (bottom - top) // _STEP * _STEP
-        for left in range(0, width, _PANEL):
-            panel = slice(left, min(left + _PANEL, width))
-            for row in range(len(weights)):
-                sums, factors = out[row][panel], weights[row]
-                for k in range(top, eights, _STEP):
-                    _add_eight(
-                        sums,
-                        factors[k : k + _STEP],
-                        table[k][panel],
-                        table[k + 1][panel],
-                        table[k + 2][panel],
-                        table[k + 3][panel],
-                        table[k + 4][panel],
-                        table[k + 5][panel],
-                        table[k + 6][panel],
-                        table[k + 7][panel],
-                    )
-                for k in range(eights, bottom):
-                    _add_one(sums, factors[k], table[k][panel])
-
-
-@njit(cache=True, nogil=True)
-def _add_eight(out, f, a, b, c, d, e, g, h, i):  # type: ignore[no-untyped-def]
-    """Eight at a time: a sum is loaded and stored once for eight products."""
-    word = np.uint32  # products of 32 bits, eight in a vector; without it they have 64
-    f0, f1, f2, f3, f4, f5, f6, f7 = f[0], f[1], f[2], f[3], f[4], f[5], f[6], f[7]
-    for n in range(len(out)):
-        first = word(f0 * a[n]) + word(f1 * b[n]) + word(f2 * c[n]) + word(f3 * d[n])
-        second = word(f4 * e[n]) + word(f5 * g[n]) + word(f6 * h[n]) + word(f7 * i[n])
-        out[n] += word(first) + word(second)
-
-
-@njit(cache=True, nogil=True)
-def _add_one(out, factor, row):  # type: ignore[no-untyped-def]
-    for n in range(len(out)):
-        out[n] += np.uint32(factor * row[n])
-
-
 _REACH = 64  # 10 sigma: what lies beyond has less than 2^-74 and falls to the rounding
 _DIGITS = 60
-_CHUNK = 256  # words: what stays in the first-level cache with its sums
 
 
 def draw_errors(prg: Prg, shape: tuple[int, ...]) -> NDArray[np.int32]:
@@ -267,7 +244,7 @@ def draw_errors(prg: Prg, shape: tuple[int, ...]) -> NDArray[np.int32]:
     prg.fill(words.view(np.uint8))
     out = np.empty(shape, np.int32)
     lowest, steps = thresholds()
-    _count(words.reshape(-1), steps, lowest, out.reshape(-1))
+    count_steps(words.reshape(-1), steps, lowest, out.reshape(-1))
     return out
 
 
@@ -291,29 +268,15 @@ def thresholds() -> tuple[int, NDArray[np.int64]]:
     return lowest, table
 
 
-@njit(cache=True, nogil=True)
-def _count(words, steps, lowest, out):  # type: ignore[no-untyped-def]
-    """Compares every word with every step, so that the work does not depend on the words."""
-    fours = len(steps) // 4 * 4
-    passed = np.empty(_CHUNK, np.int64)
-    for start in range(0, len(words), _CHUNK):
-        some, sums = words[start : start + _CHUNK], out[start : start + _CHUNK]
-        passed[:] = lowest
-        for k in range(0, fours, 4):
-            _pass_four(some, steps[k], steps[k + 1], steps[k + 2], steps[k + 3], passed)
-        for k in range(fours, len(steps)):
-            for n in range(len(some)):
-                passed[n] += np.int64(some[n] >= steps[k])
-        for n in range(len(some)):
-            sums[n] = passed[n]
-
-
-@njit(cache=True, nogil=True)
-def _pass_four(words, a, b, c, d, out):  # type: ignore[no-untyped-def]
-    for n in range(len(words)):
-        word = words[n]
-        out[n] += np.int64(word >= a) + np.int64(word >= b)
-        out[n] += np.int64(word >= c) + np.int64(word >= d)
+@loop("keyhole.delivery.pir.lwe_loops")
+def count_steps(
+    words: NDArray[np.int64], steps: NDArray[np.int64], lowest: int, out: NDArray[np.int32]
+) -> None:
+    """Writes `lowest` plus the number of steps that are not above each word. Every word is compared
+    with every step, so that the work does not depend on the words."""
+    out[:] = lowest
+    for step in steps:
+        out += words >= step
 
 
 @dataclass(frozen=True, repr=False)

@@ -69,7 +69,6 @@ from keyhole.delivery.pir.messages import (
     Wanted,
     seal,
 )
-from keyhole.delivery.pir.scan import scan_buckets, scan_rows
 from keyhole.delivery.records import PLAIN, Coding, Demand
 from keyhole.errors import InputError
 from keyhole.pricing import Speeds, Workload
@@ -270,6 +269,8 @@ def _scan(
     rows: NDArray[np.uint64], batch: Batch, asked: Sequence[tuple[bytes, PointKeys, PointKeys]]
 ) -> NDArray[np.uint64]:
     """The XORs of the rows that queries select, in one pass: (queries, num_queries, words)."""
+    from keyhole.delivery.pir.scan import scan_buckets, scan_rows  # for servers: it needs numba
+
     if not asked:
         return np.empty((0, batch.num_queries, rows.shape[1]), np.uint64)
     nonces, in_buckets, in_stash = zip(*asked, strict=True)
