@@ -34,7 +34,8 @@ from keyhole.errors import InputError
 from keyhole.service.access import Keyring
 from keyhole.service.aggregator import AggregatorApp, Keyrings
 from keyhole.service.finishing import PeerLine
-from keyhole.service.sums import AggregatorSettings, SumFiles
+from keyhole.service.sum_files import SumFiles
+from keyhole.service.sums import AggregatorSettings
 from keyhole.wire.http import HttpClient
 from keyhole.wire.manifest import digest_of
 from keyhole.wire.messages import (

@@ -28,6 +28,9 @@ def main():
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("task", help="what to train, as `keyhole train` takes it")
     parser.add_argument("--nodes", type=int, default=2, help="SuperNodes; default 2")
+    parser.add_argument(
+        "--rehearse", action="store_true", help="train the bytes of keyhole train, all by seed 0"
+    )
     parser.add_argument("--out", type=Path, default=Path("keyhole-flower"), help="all files")
     known, options = parser.parse_known_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -47,6 +50,9 @@ def main():
     write = ["keyhole", "flower", "app", app, "--task", known.task, "--run", run, *options]
     write += ["--service", f"http://127.0.0.1:{service}", "--rounds-directory", out / "rounds"]
     write += ["--token-key", keys, "--min-nodes", known.nodes]
+    if known.rehearse:  # a real run draws cohorts, and nodes their numbers, from secrets
+        write += ["--named-cohorts"]
+        supernode += ["--node-config", "seed=0"]
     subprocess.run(list(map(str, write)), env=env, check=True, stdout=subprocess.DEVNULL)
     with ExitStack() as stack:
         start = [*superlink, "--disable-runtime-dependency-installation"]

@@ -66,6 +66,6 @@ def test_a_death_in_the_middle_of_a_line_leaves_a_whole_ledger(tmp_path, cut):
 
 def test_a_ledger_that_keeps_torn_lines_is_caught(tmp_path, monkeypatch):
     """The planted hole: what stands behind the last line's end is taken for written."""
-    monkeypatch.setattr(module, "_whole_lines", lambda data, is_start: len(data))
+    monkeypatch.setattr(module, "_whole_lines", lambda data, is_start, path: len(data))
     with pytest.raises(StorageError, match="is damaged"):
         survives(tmp_path / "ledger", 100)

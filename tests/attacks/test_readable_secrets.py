@@ -17,7 +17,8 @@ from keyhole.delivery.records import RecordField, Records
 from keyhole.device.cache import SliceCache
 from keyhole.files import kept_secret, replacing, write_all
 from keyhole.service.spool import UpdateSpool
-from keyhole.service.sums import AggregatorSettings, SumFiles, Sums
+from keyhole.service.sum_files import SumFiles
+from keyhole.service.sums import AggregatorSettings, Sums
 from keyhole.wire.messages import SumOpening
 from tests.service.sums.aggregators import COHORT, round_name, terms_of
 

@@ -11,9 +11,12 @@ from math import inf
 import numpy as np
 import pytest
 
-from keyhole.errors import TooLargeError
-from keyhole.primitives.report import Report
+from keyhole.errors import InputError, RequestError, TooLargeError
+from keyhole.primitives import report
+from keyhole.primitives.report import LARGEST_WEIGHT, Report, summarize
 from keyhole.server.inputs import InputBound, norm
+from keyhole.wire import messages
+from keyhole.wire.messages import encode_report, split_report
 from tests.attacks.test_boosted_update import LIMIT, attack
 
 MAX_WEIGHT = 1000.0
@@ -72,3 +75,24 @@ def test_a_weight_changes_nothing_where_there_is_no_bound():
     for bound in (InputBound(max_weight=inf), InputBound(max_weight=8.0)):
         assert norm(bound.take(ROWS, {}, 0.0).update) == 5.0
     assert InputBound(LIMIT).limit(0.0) == LIMIT, "a round that does not weigh"
+
+
+@pytest.mark.parametrize("weight", [1e308, 2e19, inf])
+def test_weights_whose_sum_would_be_no_number_are_refused(weight):
+    """Two of 1e308 make every other update nothing, and the record of the round no JSON."""
+    bound = InputBound(max_weight=inf)
+    body = encode_report(Report(None, weight))
+    with pytest.raises(RequestError, match="its weight"):
+        split_report(body, bound)
+    with pytest.raises(InputError, match="is no weight"):
+        Report(None, weight).checked("client 1", 0)
+    assert (
+        split_report(encode_report(Report(None, LARGEST_WEIGHT)), bound)[0].weight == LARGEST_WEIGHT
+    )
+
+
+def test_without_a_largest_weight_a_record_is_no_json(monkeypatch):
+    for module in (messages, report):
+        monkeypatch.setattr(module, "LARGEST_WEIGHT", inf)
+    sent = [split_report(encode_report(Report(None, 1e308)), InputBound(max_weight=inf))[0]] * 2
+    assert summarize(sent, True).weight == inf

@@ -12,6 +12,8 @@ from keyhole.experiments.specs import spec_of
 from keyhole.rounds.record import read_records
 from tests.experiments.small import writers
 
+DEEP = "[" * 100_000
+
 
 def experiment(rounds=2, **changes):
     usual = {"rounds": rounds, "evaluate_every": 1, "cohort.size": 4, "client.lr": 0.05}
@@ -117,7 +119,7 @@ def test_a_result_stays_until_a_further_round_is_made(trial):
     assert experiment(3).run(0, trial, on_round=stop_at).rounds == 3
 
 
-@pytest.mark.parametrize("text", ["{}", "[]", "{", '{"rounds": 2}', '{"spec": null}', "\xff"])
+@pytest.mark.parametrize("text", ["{}", "[]", "{", '{"rounds": 2}', '{"spec": null}', "\xff", DEEP])
 @pytest.mark.parametrize("name", ["run.json", "result.json"])
 def test_a_damaged_file_is_refused_in_one_line_and_kept(trial, name, text):
     (trial / name).write_text(text, "latin-1")
@@ -143,7 +145,7 @@ def test_a_result_with_a_field_of_another_type_is_refused(trial, names, value, s
         experiment().run(0, trial)
 
 
-@pytest.mark.parametrize("text", ['{"seconds": "x"}', '{"seconds": null}', "[1]", "", "\xff"])
+@pytest.mark.parametrize("text", ['{"seconds": "x"}', '{"seconds": null}', "[1]", "", "\xff", DEEP])
 def test_a_damaged_clock_is_noted_and_refuses_nothing(trial, text):
     (trial / "clock.json").write_text(text, "latin-1")
     (trial / "result.json").unlink()

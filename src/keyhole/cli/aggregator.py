@@ -121,7 +121,7 @@ def aggregator(directory: Path, **options: Any) -> None:
     key, which is made at the first start, printed behind the address, and kept in
     DIRECTORY/seal.pub.
     """
-    from keyhole.service.sums import sealing_key
+    from keyhole.service.sum_files import sealing_key
 
     make = _app_maker(directory, options)
     key = sealing_key(directory).public.hex()
@@ -140,7 +140,8 @@ def _app_maker(directory: Path, options: dict[str, Any]) -> Callable[[Metrics], 
     from keyhole.service.aggregator import AggregatorApp, Keyrings
     from keyhole.service.finishing import PeerLine
     from keyhole.service.limits import Limits
-    from keyhole.service.sums import AggregatorSettings, SumFiles
+    from keyhole.service.sum_files import SumFiles
+    from keyhole.service.sums import AggregatorSettings
     from keyhole.wire.sockets import Certificate
 
     if (options["peer_cert"] is None) != (options["peer_cert_key"] is None):

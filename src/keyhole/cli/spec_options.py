@@ -249,7 +249,7 @@ def _read_file(path: Path | None) -> dict[str, Any]:
     try:
         text = path.read_text()
         told = json.loads(text)["spec"] if path.suffix == ".json" else tomllib.loads(text)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(
             f"--spec {path} cannot be read: got {error}; expected TOML with fields of a run, or "
             "the run.json of a run; check the file"

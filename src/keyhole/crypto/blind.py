@@ -132,9 +132,13 @@ class BlindSigner:
 
     @staticmethod
     def decode(data: bytes) -> BlindSigner:
-        """Returns the signer whose secret bytes `encode` gave."""
-        found = load_der_private_key(data, None)
-        assert isinstance(found, RSAPrivateKey)
+        """Returns the signer whose secret bytes `encode` gave; raises MalformedError for others."""
+        try:
+            found = load_der_private_key(data, None)
+        except (TypeError, ValueError) as error:  # TypeError: a key behind a password
+            raise _malformed(f"{len(data)} bytes") from error
+        if not isinstance(found, RSAPrivateKey) or found.key_size != BITS:
+            raise _malformed("a key of another kind")
         return BlindSigner(found)
 
     def encode(self) -> bytes:

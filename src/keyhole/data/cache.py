@@ -184,7 +184,7 @@ def _parse(text: str) -> DatasetManifest:
     """The manifest in a text; ValueError where it is something else."""
     try:
         manifest = DatasetManifest(**json.loads(text))
-    except TypeError as error:
+    except (TypeError, RecursionError) as error:
         raise ValueError("fields of something else") from error
     if manifest.version != VERSION:
         raise ValueError(f"version {manifest.version}")

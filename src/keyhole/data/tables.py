@@ -236,7 +236,7 @@ def _read_jsonl(path: Path, tell: Callable[[int], None]) -> dict[str, Any]:
                 continue
             try:
                 record = json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise ValueError(f"line {number}: {error}") from error
             if not isinstance(record, dict):
                 raise ValueError(f"a {type(record).__name__} in line {number}, not an object")

@@ -67,7 +67,7 @@ def redeem(server: Device, round: Assignment, token: bytes) -> Assignment:
     )
     try:
         found = msgspec.json.decode(got.body, type=_Redeemed)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _refused(got.problem or "no token") from error
     return Assignment(round.round, round.number, found.token)
 

@@ -110,7 +110,7 @@ def read_asked(directory: Path) -> tuple[RunSpec, dict[str, Any]]:
     try:
         told = json.loads(path.read_text())
         return RunSpec.read(told["spec"]), told
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(
             f"{directory} is not the directory of a trial: got {path.name}: {error}; expected what "
             "keyhole train writes: OUT/NAME/trial-N; name such a directory"

@@ -229,7 +229,7 @@ def _read_as(path: Path, kind: type[_T]) -> _T:
 def _read(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise _foreign(path, str(error)) from error
     if not isinstance(value, dict):
         raise _foreign(path, type(value).__name__)

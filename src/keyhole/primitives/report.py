@@ -31,6 +31,10 @@ METRIC_NAME = r"\A(?=.{1,64}\Z)[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0
 and over a service they come from devices: no part of one is empty or begins with a dot."""
 
 
+LARGEST_WEIGHT = 2.0**64
+"""What a weight may be where a run sets no bound: those of all clients add up to a number."""
+
+
 @dataclass(frozen=True, repr=False)
 class Report:
     """What a client's train function may return in place of the update alone.
@@ -102,10 +106,11 @@ class Report:
 
 def _weight_number(weight: Any, who: str) -> float:
     number = _number(weight)
-    if number is None or not isfinite(number) or number < 0:
+    if number is None or not 0 <= number <= LARGEST_WEIGHT:
         raise InputError(
-            f"the weight of {who} is no weight: got {_shown(weight, number)}; expected one finite "
-            "number from 0, such as the number of its examples; report weight=len(examples)"
+            f"the weight of {who} is no weight: got {_shown(weight, number)}; expected one number "
+            f"from 0 to {LARGEST_WEIGHT:.3g}, such as the number of its examples; report "
+            "weight=len(examples)"
         )
     return number
 

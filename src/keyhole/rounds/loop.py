@@ -17,7 +17,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, Protocol, SupportsFloat
 
-from keyhole.errors import CohortError, InputError
+from keyhole.errors import CohortError, InputError, StorageError
 from keyhole.identity import identity_of
 from keyhole.keys.choice import KeyTable
 from keyhole.parts import running
@@ -348,10 +348,8 @@ def resume_run(
         optimizer=state.optimizer,
     )
     try:
-        lines, under_way = _unpack(found.metadata, described)
-        stored = decode_records(lines)
+        stored = _load(found.metadata, described, kind, state.layout)
         records, notes = _merge(read_records(directory / _RECORDS), stored)
-        kind.load(under_way, state.layout)
         durable = stored[-1].round if stored else -1
         clients = replace(clients, states=ClientStates(directory / _CLIENTS, durable))
         write_records(directory / _RECORDS, records)  # nothing is refused from here on
@@ -382,6 +380,21 @@ def describe_run(
 
 def _rounds_of(parts: RunParts) -> Rounds:
     return Synchronous() if parts.buffering is None else Buffered(parts.buffering)
+
+
+def _load(
+    metadata: bytes, given: Mapping[str, str], kind: Rounds, layout: Layout
+) -> list[RoundRecord]:
+    """Lets `kind` go on from what is stored with the last step; returns its records."""
+    try:
+        lines, under_way = _unpack(metadata, given)
+        kind.load(under_way, layout)
+        return decode_records(lines)
+    except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        raise StorageError(
+            f"the last step does not say how the run goes on: got {error!r}; expected what "
+            "training stores beside each step; restore the state from a copy, or start a new run"
+        ) from error
 
 
 def _unpack(metadata: bytes, given: Mapping[str, str]) -> tuple[bytes, bytes]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from keyhole.errors import InputError
-from keyhole.files import replacing, write_all
+from keyhole.files import replacing, storage_errors, write_all
 from keyhole.primitives.report import MetricOfClients
 from keyhole.rounds.fields import typed
 from keyhole.rounds.machine import Why
@@ -212,7 +212,7 @@ def decode_records(data: bytes) -> list[RoundRecord]:
         told = [json.loads(line) for line in lines]
         read = [RoundRecord(**each | _numbers_of(each)) for each in told]
         return [typed(RoundRecord, vars(record)) for record in read]
-    except (TypeError, ValueError, AttributeError, KeyError) as error:
+    except (TypeError, ValueError, AttributeError, KeyError, RecursionError) as error:
         raise InputError(
             f"a line is not the record of a round: got {error!s}; expected JSON lines as "
             "training writes them; point at the records.jsonl of a run, made by this version of "
@@ -223,7 +223,9 @@ def decode_records(data: bytes) -> list[RoundRecord]:
 def read_records(path: Path | str) -> list[RoundRecord]:
     """Returns the records of a file, none if there is no such file."""
     path = Path(path)
-    return decode_records(path.read_bytes()) if path.exists() else []
+    with storage_errors(path, "read"):
+        data = path.read_bytes() if path.exists() else b""
+    return decode_records(data)
 
 
 def append_records(path: Path, records: Iterable[RoundRecord]) -> None:

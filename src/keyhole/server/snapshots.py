@@ -269,7 +269,12 @@ def _read_description(file: BinaryIO, path: Path, layout: Layout) -> dict[str, A
     _skip_padding(file, path, size)
     if checksum(text) != text_crc:
         raise _refusal(path, "has a damaged description", "another CRC", f"{text_crc:08x}")
-    return dict(json.loads(text))
+    try:
+        told = dict(json.loads(text))
+        told["optimizer"]
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise _refusal(path, "describes what cannot be", repr(error), "a known state") from error
+    return told
 
 
 def _read_pieces(

@@ -206,7 +206,7 @@ class Keyring:
         try:
             payload = urlsafe_b64decode(signed[len(_PREFIX) :] + b"==")  # too many "=" are ignored
             claims = msgspec.json.decode(payload, type=TokenClaims)
-        except (ValueError, msgspec.DecodeError) as error:
+        except (ValueError, msgspec.DecodeError, RecursionError) as error:
             raise _refused("the token is of another version") from error
         is_named = DEVICE_NAME.fullmatch(claims.device) and TOKEN_ID.fullmatch(claims.id)
         if claims.version != _VERSION or not is_named:

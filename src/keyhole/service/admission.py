@@ -28,7 +28,14 @@ from hashlib import sha256
 from pathlib import Path
 
 from keyhole.crypto.blind import SIGNATURE_BYTES, BlindPublic, BlindSigner
-from keyhole.errors import ConflictError, NotFoundError, ReplayError, TooLargeError
+from keyhole.errors import (
+    ConflictError,
+    MalformedError,
+    NotFoundError,
+    ReplayError,
+    StorageError,
+    TooLargeError,
+)
 from keyhole.files import (
     SECRET,
     make_directory,
@@ -76,7 +83,15 @@ class AdmissionFiles:
         if not path.exists():
             self._first(path, BlindSigner.fresh().encode())
         with storage_errors(path, "read"):
-            self._signers[round_id] = BlindSigner.decode(path.read_bytes())
+            found = path.read_bytes()
+        try:
+            self._signers[round_id] = BlindSigner.decode(found)
+        except MalformedError as error:
+            raise StorageError(
+                f"the admission key of a round is damaged: got {len(found)} bytes of something "
+                "else; expected the key that was made for it; restore the file from a copy: a new "
+                "key would make what was signed before worth nothing"
+            ) from error
         return self._signers[round_id]
 
     def claim(self, round_id: str, device: str, asked: bytes) -> None:

@@ -60,7 +60,8 @@ from keyhole.service.routes import (
     pieces,
 )
 from keyhole.service.status import RoundStatus
-from keyhole.service.sums import AggregatorSettings, SumFiles, Sums
+from keyhole.service.sum_files import SumFiles
+from keyhole.service.sums import AggregatorSettings, Sums
 from keyhole.service.telling import round_gauges
 from keyhole.wire.manifest import number_of
 from keyhole.wire.messages import SharePlace, peer_name

@@ -41,7 +41,8 @@ from keyhole.errors import (
 )
 from keyhole.logs import tell
 from keyhole.service.access import Keyring
-from keyhole.service.sums import HeldSum, Sums, model_of
+from keyhole.service.sum_files import model_of
+from keyhole.service.sums import HeldSum, Sums
 from keyhole.wire.http import HttpClient
 from keyhole.wire.manifest import number_of
 from keyhole.wire.messages import Failure, peer_name

@@ -10,9 +10,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from keyhole.errors import ConflictError, InputError, NotFoundError, TooLateError
+from keyhole.errors import (
+    ConflictError,
+    InputError,
+    NotFoundError,
+    StorageError,
+    TooLateError,
+)
 from keyhole.files import make_directory, passing_file, storage_errors, sweep, sync_directory
-from keyhole.service.access import check_device_name
+from keyhole.service.access import DEVICE_NAME, check_device_name
 from keyhole.wire.manifest import number_of
 
 _CLOSED, _COUNTED, _REMOVED = ".closed", ".counted", ".removed"
@@ -113,10 +119,10 @@ class UpdateSpool:
     def refusal(self, round_id: str, device: str) -> Refusal | None:
         """Returns why the update of a device was refused; None if it was not."""
         try:
-            text = (self._path(round_id, device).parent / _REFUSED / device).read_text()
+            why = (self._path(round_id, device).parent / _REFUSED / device).read_bytes()
         except FileNotFoundError:
             return None
-        return "norm" if text == "norm" else "numbers"
+        return "norm" if why == b"norm" else "numbers"
 
     def devices(self, round_id: str) -> list[str]:
         """Returns the devices whose uploads are here, sorted."""
@@ -226,10 +232,18 @@ class UpdateSpool:
 
     def _counted(self, round_id: str) -> list[str]:
         """The list of a closed round; empty before it is made."""
-        try:
-            return (self._folder(round_id) / _COUNTED).read_text().split()
-        except FileNotFoundError:
-            return []
+        path = self._folder(round_id) / _COUNTED
+        with storage_errors(path, "read"):
+            if not path.exists():
+                return []
+            names = path.read_bytes().decode("ascii", "replace").split()
+        if not all(map(DEVICE_NAME.fullmatch, names)):
+            raise StorageError(
+                f"{path.name} is damaged: got {len(names)} names, not all of devices; expected the "
+                "list that was written when the round was closed; restore it from a copy, or go on "
+                "with the next round"
+            )
+        return names
 
     def _folder(self, round_id: str) -> Path:
         # Names come from requests: what is not of this shape never reaches the file system.

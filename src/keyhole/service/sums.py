@@ -1,20 +1,7 @@
 """Keeps the sums of one aggregator: opened and closed by a trainer, filled by devices, in files.
 
-`AggregatorSettings` is what its operator allows, whatever a trainer asks for.
-
-    sums/<round>/opening    who opened it, params and cohort
-    sums/<round>/list       the list as it was told to the other aggregator
-    sums/<round>/receipt    what this one adds
-    sums/<round>/counts     its share of how many sent each key, where rows are dropped
-    sums/<round>/share      what is given out, noise included: asked again, the same bytes
-    sums/<round>/failed     why nothing is given out
-    names/<name>            each name of a sum that was ever opened, and its round
-    seal.key                this aggregator's private key, in hex, to which devices seal shares
-    seal.pub                the public key, for its operator to give out
-    ledger                  what sums have spent of each device's privacy, run after run
-    uploads/                shares of devices, see `UpdateSpool`
-
-Each file appears at once and whole, and never changes. Everything is readable by its owner alone.
+`AggregatorSettings` is what its operator allows, whatever a trainer asks for; `Sums` answers what
+is asked. All that outlives a process is in `sum_files.py`.
 
 A sum is closed once: by its trainer, who says when and not whose shares count, or when it has been
 open for as long as the operator allows. Everybody whose share is at both aggregators is added. From
@@ -31,8 +18,6 @@ number, if the other one does not work with it.
 
 from __future__ import annotations
 
-import os
-import shutil
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
@@ -49,32 +34,18 @@ from keyhole.aggregation.exchange import SharedSum, facts_of, server_of
 from keyhole.aggregation.privacy.ledger import UNBOUNDED, Budget, Charge, Ledger
 from keyhole.aggregation.shares import SumFacts, open_share, read_receipt
 from keyhole.aggregation.sum_server import SumServer
-from keyhole.crypto.hpke import PrivateKey
 from keyhole.errors import (
     BusyError,
     ConflictError,
     InputError,
+    KeyholeError,
     NotFoundError,
-    StorageError,
     TooLargeError,
     TooLateError,
 )
-from keyhole.files import (
-    Buffer,
-    lock_file,
-    passing_file,
-    replacing,
-    storage_errors,
-    sweep,
-    sync_directory,
-    write_all,
-)
 from keyhole.service.access import check_device_name, not_admitted
-from keyhole.service.spool import UpdateSpool
-from keyhole.wire.manifest import digest_of, number_of
+from keyhole.service.sum_files import SumFiles, damaged, model_of
 from keyhole.wire.messages import Failure, SumOpening, SumPhase, SumStatus, read_message
-
-_OVER = "over"  # stands behind the round in the file of a name whose sum was forgotten
 
 
 @dataclass(frozen=True)
@@ -156,146 +127,6 @@ class AggregatorSettings:
             )
 
 
-def sealing_key(directory: Path) -> PrivateKey:
-    """The key of an aggregator, to which devices seal what they send; made if there is none.
-
-    Raises:
-        StorageError: it cannot be written, read, or holds something else.
-    """
-    path = directory / "seal.key"
-    with storage_errors(path, "make"):
-        directory.mkdir(0o700, parents=True, exist_ok=True)
-        sweep(directory)
-        if not path.exists():  # there whole or not at all: a key cannot be made a second time
-            made = PrivateKey.fresh().secret.hex().encode()
-            with passing_file(directory, made) as passing, suppress(FileExistsError):
-                path.hardlink_to(passing)
-            sync_directory(directory)
-        text = path.read_text()
-    try:
-        key = PrivateKey(bytes.fromhex(text))
-    except (ValueError, InputError) as error:
-        raise StorageError(
-            f"the key of the aggregator cannot be read: got {len(text)} characters in {path}; "
-            "expected 64 hex digits; put back a copy, or remove it: a new key is made, which "
-            "devices must be told"
-        ) from error
-    shown, public = directory / "seal.pub", f"{key.public.hex()}\n".encode()
-    if not shown.exists() or shown.read_bytes() != public:
-        with replacing(shown) as descriptor:
-            write_all(descriptor, [public])
-    return key
-
-
-class SumFiles:
-    """The files of one aggregator; one process has them: two would draw different noise for one
-    sum, and give out both.
-    """
-
-    def __init__(self, directory: Path) -> None:
-        self._sums, self._names = directory / "sums", directory / "names"
-        self.ledger = directory / "ledger"
-        for folder in (directory, self._sums, self._names):
-            with storage_errors(folder, "make"):
-                folder.mkdir(0o700, parents=True, exist_ok=True)
-        self._lock: int | None = lock_file(directory / "lock", "another aggregator runs here")
-        self.key = sealing_key(directory)
-        self.spool = UpdateSpool(directory / "uploads")
-
-    def close(self) -> None:
-        """Lets another process have them."""
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
-
-    def rounds(self) -> list[str]:
-        """The rounds whose sums are here."""
-        found = [f.name for f in self._sums.iterdir() if (f / "opening").exists()]
-        return sorted(name for name in found if number_of(name) is not None)
-
-    def open(self, round_id: str, name: bytes, opening: bytes) -> bool:
-        """Keeps a new sum; returns whether it is new."""
-        folder, mark = self._folder(round_id), self._names / name.hex()
-        if (folder / "opening").exists():
-            if self.read(round_id, "opening") != opening:
-                raise _taken("the round was opened with other terms, cohort or owner")
-            return False
-        marked = mark.read_text().split() if mark.exists() else []
-        if marked and marked[0] != round_id:
-            raise _taken("another round has a sum of this name")
-        if marked[1:] == [_OVER]:
-            raise TooLateError(
-                "the sum is over: got a round whose sum was forgotten; expected each sum once; go "
-                "on with the next round"
-            )
-        with storage_errors(folder, "make"):
-            folder.mkdir(0o700, exist_ok=True)
-            sync_directory(self._sums)
-        with replacing(mark, secret=True) as descriptor:
-            write_all(descriptor, [round_id.encode("ascii")])
-        self.write(round_id, "opening", [opening])
-        return True  # a process that dies before has a mark and no sum: it is opened again
-
-    def write(self, round_id: str, name: str, content: Sequence[Buffer]) -> None:
-        """Keeps a file; it is on the disk when this returns."""
-        with replacing(self.path(round_id, name), secret=True) as descriptor:
-            write_all(descriptor, content)
-
-    def has(self, round_id: str, name: str) -> bool:
-        """Whether a file is there."""
-        return self.path(round_id, name).exists()
-
-    def path(self, round_id: str, name: str) -> Path:
-        """Where a file is."""
-        return self._folder(round_id) / name
-
-    def opened_at(self, round_id: str) -> float:
-        """When a sum was opened, in unix seconds; raises NotFoundError where there is none."""
-        try:
-            return self.path(round_id, "opening").stat().st_mtime
-        except FileNotFoundError as error:
-            raise _no_sum() from error
-
-    def read(self, round_id: str, name: str) -> bytes:
-        """Returns a file; raises NotFoundError where there is none."""
-        try:
-            return self.path(round_id, name).read_bytes()
-        except FileNotFoundError as error:
-            raise _no_sum() from error
-
-    def forget(self, round_id: str, name: bytes) -> None:
-        """Removes a sum, but not that there was one: its name is not used again."""
-        with replacing(self._names / name.hex(), secret=True) as descriptor:
-            write_all(descriptor, [f"{round_id} {_OVER}".encode("ascii")])
-        self.spool.close(round_id)  # so that devices that come late are told so
-        self.spool.remove(round_id)
-        folder = self._folder(round_id)
-        with storage_errors(folder, "remove"):
-            (folder / "opening").unlink(missing_ok=True)  # first: half of a sum is none
-            shutil.rmtree(folder, ignore_errors=True)
-            sync_directory(self._sums)
-
-    def _folder(self, round_id: str) -> Path:
-        # Names come from requests: what is not of this shape never reaches the file system.
-        if number_of(round_id) is None:
-            raise _no_round(round_id)
-        return self._sums / round_id
-
-
-def _no_sum() -> NotFoundError:
-    return NotFoundError(
-        "no such sum, or it is not so far: got another round; expected a round that the trainer "
-        "has opened here; check the round; open it first"
-    )
-
-
-def _taken(wrong: str) -> ConflictError:
-    return ConflictError(
-        f"{wrong}: got another opening; expected the same bytes again; name each sum once: a run "
-        "that starts over takes a fresh salt"
-    )
-
-
 class _Kept(msgspec.Struct, frozen=True):
     """The file `opening`: who opened the sum, and with what."""
 
@@ -344,10 +175,12 @@ class Sums:
         NotFoundError where there is none."""
         found = self._here.get(round_id)
         if found is None or not self.files.has(round_id, "opening"):
-            kept = read_message(self.files.read(round_id, "opening"), _Kept)
-            params, settings = kept.opening.terms, self.settings
-            model = model_of(round_id)
-            checker = server_of(settings.aggregation, params, model, settings.party, ())
+            kept, settings = self.files.kept(round_id, "opening", _Kept), self.settings
+            params, model = kept.opening.terms, model_of(round_id)
+            try:
+                checker = server_of(settings.aggregation, params, model, settings.party, ())
+            except KeyholeError as error:  # they were checked when it was opened
+                raise damaged("opening", "params that make no sense") from error
             found = self._here[round_id] = HeldSum(round_id, kept.owner, kept.opening, checker)
         if owner not in (None, found.owner):
             raise NotFoundError(
@@ -413,12 +246,15 @@ class Sums:
         """How a sum stands: names and counts, nothing of a share."""
         held, phase = self.held(round_id, owner), self.phase(round_id)
         if phase == "failed":
-            failure = read_message(self.files.read(round_id, "failed"), Failure)
+            failure = self.files.kept(round_id, "failed", Failure)
             return SumStatus(phase, [], failure=failure)
         if phase == "ready":
             facts, receipt = held.checker.facts, self.files.read(round_id, "receipt")
-            places = read_receipt(facts, self.settings.party, receipt).places
-            return SumStatus(phase, [held.opening.cohort[place] for place in places])
+            try:
+                places = read_receipt(facts, self.settings.party, receipt).places
+                return SumStatus(phase, [held.opening.cohort[place] for place in places])
+            except (IndexError, KeyholeError) as error:
+                raise damaged("receipt", f"{len(receipt)} bytes of something else") from error
         waiting = waiting if phase == "closing" else ""
         return SumStatus(phase, self.files.spool.devices(round_id), waiting)
 
@@ -461,20 +297,6 @@ class Sums:
             held = self.held(round_id, owner)
             self.files.forget(round_id, held.checker.facts.round)
             self._here.pop(round_id, None)
-
-
-def model_of(round_id: str) -> bytes:
-    """The digest of the manifest of a round, which its name holds."""
-    if number_of(round_id) is None:
-        raise _no_round(round_id)
-    return digest_of(round_id)
-
-
-def _no_round(round_id: str) -> NotFoundError:
-    return NotFoundError(
-        f"not the identifier of a round: got {len(round_id)} characters; expected a number, '-' "
-        "and 64 hex digits; take it from the current round"
-    )
 
 
 def _entry(facts: SumFacts, owner: str, devices: Sequence[str]) -> Charge:

@@ -36,7 +36,7 @@ from keyhole.errors import (
 )
 from keyhole.primitives.keyspace import Keys, KeySpace
 from keyhole.primitives.layout import Layout
-from keyhole.primitives.report import METRIC_NAME, Report
+from keyhole.primitives.report import LARGEST_WEIGHT, METRIC_NAME, Report
 from keyhole.server.inputs import UNBOUND, InputBound
 
 MAX_BLOCKS = 64
@@ -321,9 +321,8 @@ def split_report(body: bytes, bound: InputBound) -> tuple[Report | None, bytes]:
 
 
 def _is_weight(weight: float | None, bound: InputBound) -> bool:
-    """Whether a weight is a share of the max weight, or any number where there is none."""
-    most = inf if bound.max_weight == inf else 1.0
-    return weight is None or (isfinite(weight) and 0 <= weight <= most)
+    """Whether a weight is a share of the max weight, or a weight where there is none."""
+    return weight is None or 0 <= weight <= (LARGEST_WEIGHT if bound.max_weight == inf else 1.0)
 
 
 def _unpack(form: struct.Struct, body: bytes | bytearray, at: int) -> tuple[Any, ...]:

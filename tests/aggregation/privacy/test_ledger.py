@@ -3,6 +3,7 @@
 import os
 import stat
 import threading
+from hashlib import sha256
 from math import inf
 
 import pytest
@@ -156,6 +157,29 @@ def test_a_line_that_was_changed_is_refused_and_not_mended(tmp_path, change):
         with pytest.raises(StorageError, match="is damaged: got another line"):
             read(path)
     assert path.read_bytes() == changed
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"kh2.a token of the device", b"\xff\xfe\x00" * 30, b"[" * 100_000, b"keyhole-led\0"],
+)
+def test_a_file_that_is_no_ledger_is_refused_and_nothing_of_it_is_cut_off(tmp_path, content):
+    """It has no line that was written to its end, and so looked like one that a crash had cut."""
+    path = tmp_path / "device.token"
+    path.write_bytes(content)
+    for read in (Ledger, read_ledger):
+        with pytest.raises(StorageError, match="is damaged: got another line 1"):
+            read(path)
+    assert path.read_bytes() == content
+
+
+def test_an_entry_that_is_nested_too_deep_is_refused(tmp_path):
+    path, text = tmp_path / "ledger", b"[" * 100_000
+    path.write_bytes(
+        b"keyhole-ledger 1\n" + sha256(text).hexdigest().encode() + b" " + text + b"\n"
+    )
+    with pytest.raises(StorageError, match="another line 2"):
+        Ledger(path)
 
 
 def test_two_that_are_open_at_once_see_each_other(tmp_path):

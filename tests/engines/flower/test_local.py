@@ -96,7 +96,7 @@ def ended(records):
 
 @pytest.mark.slow
 def test_one_command_trains_and_goes_on_where_it_was_stopped(tmp_path):
-    with Command(tmp_path, "--over-selection", "1") as command:
+    with Command(tmp_path, "--over-selection", "1", "--rehearse") as command:
         process = command.start()
         command.wait_for_a_client(process)
         process.send_signal(signal.SIGTERM)
@@ -108,7 +108,7 @@ def test_one_command_trains_and_goes_on_where_it_was_stopped(tmp_path):
         assert alone[0] == 0, alone[1]
     assert ended(read_records(tmp_path / "on-flower/run/records.jsonl")) == [("goal", 2)] * 2
 
-    # The model is that of a run in one process, byte for byte.
+    # The model of a rehearsal is that of a run in one process, byte for byte.
     name, tables = tables_of(tmp_path / "alone")
     assert tables_of(tmp_path / "on-flower") == (name, tables)
     assert len(set(tables)) > 100

@@ -15,7 +15,7 @@ from keyhole.aggregation.privacy.ledger import Charge, Ledger, read_ledger
 from keyhole.cli.main import keyhole
 from keyhole.errors import KeyholeError, ReplayError, StorageError
 from keyhole.service.admission import AdmissionFiles
-from keyhole.service.sums import sealing_key
+from keyhole.service.sum_files import sealing_key
 from tests.service.files.disks import leave_room
 from tests.service.sums.aggregators import (
     COHORT,

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from keyhole.errors import ServiceError
 from keyhole.service.access import Keyring, new_key
-from keyhole.service.sums import sealing_key
+from keyhole.service.sum_files import sealing_key
 from keyhole.wire.signing import SigningKey
 from tests.helpers import LONG, ROOT
 from tests.service.kills.people import PEOPLE

@@ -15,8 +15,9 @@ from keyhole.device.device import Device
 from keyhole.service.access import Keyring, new_key
 from keyhole.service.aggregator import AggregatorApp, Keyrings
 from keyhole.service.finishing import PeerLine
+from keyhole.service.sum_files import SumFiles
 from keyhole.service.sum_services import AggregatorClient
-from keyhole.service.sums import AggregatorSettings, SumFiles
+from keyhole.service.sums import AggregatorSettings
 from keyhole.service.transport import Listen, serving
 from keyhole.wire.http import OCTETS, HttpClient
 from keyhole.wire.manifest import digest_of

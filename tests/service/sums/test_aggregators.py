@@ -25,7 +25,7 @@ from keyhole.errors import (
     TooLargeError,
     TooLateError,
 )
-from keyhole.service.sums import SumFiles, sealing_key
+from keyhole.service.sum_files import SumFiles, sealing_key
 from tests.service.sums.aggregators import (
     COHORT,
     aggregators,

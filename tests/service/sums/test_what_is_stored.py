@@ -13,7 +13,8 @@ import pytest
 from keyhole.aggregation.shares import seal_share
 from keyhole.aggregation.two_servers.params import PartParams, SumParams
 from keyhole.crypto.prg import Prg
-from keyhole.service.sums import AggregatorSettings, SumFiles, Sums
+from keyhole.service.sum_files import SumFiles
+from keyhole.service.sums import AggregatorSettings, Sums
 from keyhole.wire.manifest import digest_of
 from keyhole.wire.messages import SumOpening
 from tests.aggregation.two_servers.two_server_sums import share_update

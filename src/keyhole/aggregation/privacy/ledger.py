@@ -252,7 +252,7 @@ class Ledger:
         with storage_errors(self._path, "read"):
             size = os.fstat(self._file).st_size
             data = os.pread(self._file, size - self._read_to, self._read_to)
-        whole = _whole_lines(data, is_start=self._read_to == 0)
+        whole = _whole_lines(data, self._read_to == 0, self._path)
         for entry, digest in _entries(data[:whole], self._read_to == 0, self._last, self._path):
             self.totals.add(entry)
             self._last = digest
@@ -291,7 +291,7 @@ def read_ledger(path: Path) -> list[Charge]:
     """
     with storage_errors(path, "read"):
         data = path.read_bytes()
-    whole = data[: _whole_lines(data, is_start=True)]
+    whole = data[: _whole_lines(data, True, path)]
     return [entry for entry, _ in _entries(whole, True, "", path)]
 
 
@@ -341,23 +341,25 @@ def _digest(last: str, text: bytes) -> str:
     return sha256(last.encode("ascii") + text).hexdigest()
 
 
-def _whole_lines(data: bytes, is_start: bool) -> int:
+def _whole_lines(data: bytes, is_start: bool, path: Path) -> int:
     """How many bytes are lines that were written to their end: the last may be one of a process
-    that was killed. A file that holds less than its head is a new one."""
-    if is_start and len(data) < len(_HEAD) and _HEAD.startswith(data):
-        return 0
-    return data.rfind(b"\n") + 1
+    that was killed. A file that holds less than its head is a new one; one that begins with
+    anything else is no ledger, and nothing of it is cut off."""
+    whole = data.rfind(b"\n") + 1
+    if is_start and not _HEAD.startswith(data[: len(_HEAD)]):
+        raise _damaged(path, 1)
+    return whole
 
 
 def _entries(data: bytes, is_start: bool, last: str, path: Path) -> Iterator[tuple[Charge, str]]:
     lines = data.split(b"\n")[:-1]
-    if is_start and lines and lines.pop(0) + b"\n" != _HEAD:
-        raise _damaged(path, 1)
+    if is_start and lines:
+        lines.pop(0)  # the head, which `_whole_lines` has compared
     for number, line in enumerate(lines, 2 if is_start else 1):
         digest, text = line[:_DIGEST].decode("ascii", "replace"), line[_DIGEST + 1 :]
         try:
             entry = Charge.decode(text)
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise _damaged(path, number) from error
         if _digest(last, text) != digest:
             raise _damaged(path, number)
