@@ -5,6 +5,9 @@ with row-sparse Adagrad. A round is everything: choosing keys, delivery, trainin
 step and the record. Beside it stand a round of the same work in plain NumPy, and TensorFlow
 Federated 0.87, measured once on a machine of this kind (2 cores): it is not run here.
 
+Then whole rounds of `keyhole train`, their log and its sync included, over their client kernel
+alone (`round_cells/over_kernel.py`).
+
 CPU time decides. Memory is the peak of a process that imports keyhole and runs rounds, all
 included.
 
@@ -29,6 +32,8 @@ import numpy as np
 from harness import Goal, Timing, finish, machine_facts, measure, parser, progress
 from keyhole.arrays import keep_freed_memory
 from keyhole.keys.choice import ClientContext
+from keyhole.rounds.cores import use_one_thread
+from round_cells import over_kernel
 
 CLIENTS, EXAMPLES, WORDS, TAGS, BATCH = 50, 96, 60, 500, 16
 CLIENT_LR, SERVER_LR, EPS, START = 0.1, 0.1, 1e-3, 0.1
@@ -221,6 +226,7 @@ def print_table(cells: list[Cell]) -> None:
 
 def main() -> int:
     """Measures, prints, and checks what was promised."""
+    use_one_thread()
     keep_freed_memory()  # as the command line does; NumPy gains by it, too
     flags = parser(__doc__ or "", RESULTS).parse_args()
     cells = []
@@ -229,7 +235,14 @@ def main() -> int:
             progress(f"round n={num_keys} m={m}")
             cells.append(measure_cell(num_keys, m))
     print_table(cells)
-    return finish(flags, "round_cost", cells, [goal for cell in cells for goal in cell.goals()])
+    rounds = []
+    for cell in over_kernel.CELLS[:2] if flags.quick else over_kernel.CELLS:
+        progress(f"round over its kernel: {cell.task} m={cell.keys}")
+        rounds.append(over_kernel.measure_cell(cell))
+    over_kernel.print_table(rounds)
+    goals = [goal for cell in cells for goal in cell.goals()]
+    goals += [goal for spent in rounds for goal in over_kernel.goals_of(spent)]
+    return finish(flags, "round_cost", [*cells, *rounds], goals)
 
 
 if __name__ == "__main__":

@@ -13,9 +13,10 @@ from keyhole import tree
 from keyhole.aggregation import aggregation_named
 from keyhole.aggregation.base import ClientResult, rows_of
 from keyhole.errors import InputError, NotFiniteError, TooLargeError
+from keyhole.rounds.blocks import add_up_jobs
 from keyhole.rounds.loop import start_run
 from keyhole.rounds.machine import Buffering
-from keyhole.rounds.round import Engine, add_up_jobs, in_process
+from keyhole.rounds.round import Engine, in_process
 from keyhole.server.inputs import InputBound, TakenUpdate, length_of, norm
 from keyhole.server.row_sums import BLOCK, pair_up
 from tests.engines import crowd

@@ -16,7 +16,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from keyhole import tree
 from keyhole.arrays import Array, Tree
 from keyhole.models.client_update import (
     Batch,
@@ -81,8 +80,7 @@ class LocalSgd:
         data = draw_examples(self.settings, data, rng)
         batches = draw_batches(self.settings, count_examples(data), rng)
         if self.model.plain_sgd is not None and self.settings.is_plain:
-            end = self.model.plain_sgd(slices, data, batches, self.settings.client_lr)
-            return tree.map_leaves(np.subtract, slices, end)
+            return self.model.plain_sgd(slices, data, batches, self.settings.client_lr)
         return self._train_compiled(slices, data, batches)
 
     @property

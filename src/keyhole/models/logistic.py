@@ -21,20 +21,26 @@ from keyhole.primitives.layout import Cut
 
 
 def sparse_sgd(params: Tree, examples: Batch, batches: Array, client_lr: float) -> Tree:
-    """Returns the parameters after one gradient step per batch.
+    """Returns the parameters minus what they are after one gradient step per batch.
 
     Args:
         params: "kernel" float32 (m, tags) and "bias" float32 (tags,).
         examples: "words" int32 (n, most words), -1 for none, and "tags" float32 (n, tags).
         batches: examples of each step, int64 (steps, batch size), -1 for none.
     """
-    kernel = np.array(params["kernel"], np.float32, order="C")
-    bias = np.array(params["bias"], np.float32)
+    start, first = _rows(params["kernel"]), _rows(params["bias"])
+    kernel, bias = start.copy(), first.copy()
     words = np.ascontiguousarray(examples["words"], np.int32)
     tags = np.ascontiguousarray(examples["tags"], np.float32)
     _check_places(words, len(kernel))
-    _descend(kernel, bias, words, tags, batches, np.float32(client_lr))
+    _descend(start, first, kernel, bias, words, tags, batches, np.float32(client_lr))
     return {"kernel": kernel, "bias": bias}
+
+
+def _rows(array: Array) -> Array:
+    """Numbers as the kernel takes them; read-only ones would need a second compilation."""
+    found = np.ascontiguousarray(array, np.float32)
+    return found if found.flags.writeable else found.copy()
 
 
 def sparse_scores(params: Tree, words: Array) -> Array:
@@ -64,9 +70,17 @@ _MAX = np.float32(87)  # beyond, e^x leaves float32; a probability is 0 or 1 lon
 
 @numba.njit(cache=True, nogil=True, fastmath=_FAST)
 def _descend(
-    kernel: Array, bias: Array, words: Array, tags: Array, batches: Array, client_lr: np.float32
+    start: Array,
+    first: Array,
+    kernel: Array,
+    bias: Array,
+    words: Array,
+    tags: Array,
+    batches: Array,
+    client_lr: np.float32,
 ) -> None:
-    """Steps in place. The scores of a whole batch are computed before any row moves."""
+    """Turns a copy of the start into start minus end. The scores of a whole batch are computed
+    before any row moves."""
     errors = np.empty((batches.shape[1], len(bias)), np.float32)
     scratch = np.empty(len(bias), np.int32)
     own = np.empty((batches.shape[1], words.shape[1]), np.int32)
@@ -94,6 +108,11 @@ def _descend(
                 word = own[i, j]
                 for t in range(len(bias)):
                     kernel[word, t] -= errors[i, t]
+    for t in range(len(bias)):
+        bias[t] = first[t] - bias[t]
+    for k in range(len(kernel)):
+        for t in range(len(bias)):
+            kernel[k, t] = start[k, t] - kernel[k, t]
 
 
 @numba.njit(cache=True, nogil=True)

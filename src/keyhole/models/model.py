@@ -32,9 +32,9 @@ class Model:
         hide_padding: `(parameters, {key space: bool mask (slots,)}) -> parameters`. A padded slot
             holds zeros, which weigh nothing in a hidden layer; where they would count, as in a
             softmax over words, this function takes them out.
-        plain_sgd: `(parameters, examples, batches, client_lr) -> parameters` in NumPy: a faster way
-            to the same end as gradient steps on `loss`, if there is one. `batches` is int64
-            (steps, batch size), -1 for no example.
+        plain_sgd: `(parameters, examples, batches, client_lr) -> update` in NumPy, start minus end:
+            a faster way to the same end as gradient steps on `loss`, if there is one. `batches` is
+            int64 (steps, batch size), -1 for no example.
         added: paths of parameters from which the server subtracts the mean update as it is, without
             its optimizer: what an algorithm keeps at the server beside the model.
 

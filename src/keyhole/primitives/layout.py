@@ -369,7 +369,12 @@ class Layout:
     def check(self, value: Tree, keys: Mapping[str, Keys] | None = None) -> None:
         """Raises ShapeError unless `value` is shaped as the server's model, or as `keys` select
         it."""
-        leaves = tree.flatten(value)
+        self.check_leaves(tree.flatten(value), keys)
+
+    def check_leaves(
+        self, leaves: Mapping[str, Any], keys: Mapping[str, Keys] | None = None
+    ) -> None:
+        """Does the same as `check` for the leaves of a tree, by path."""
         expected = {}
         for part in self.parts:
             spaces = part.product.factors

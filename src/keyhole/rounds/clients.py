@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import cached_property
 from inspect import signature
+from sys import getsizeof
 from typing import Any, Protocol, TypeAlias, overload
 
 from keyhole import tree
@@ -76,7 +78,8 @@ class Clients:
 
     Args:
         count: how many there are; they are numbered from 0.
-        data: `client -> its data`; may load it from disk.
+        data: `client -> its data`; may load it from disk. A client that chooses keys and trains on
+            what was made once must not change it.
         choose: `(data, context) -> keys`: one `Keys`, or several in a list or by the name of their
             key space. `context.max_keys` has the most of each; see `ClientContext`.
         train: `(sub-model, data, rng) -> update`, start minus end, shaped as the sub-model, or a
@@ -98,6 +101,52 @@ class Clients:
     states: ClientStates = field(default_factory=ClientStates, compare=False)
     max_state_bytes: int = MAX_STATE_BYTES
     users: KeyUsers | None = None
+
+    @cached_property
+    def wants_context(self) -> bool:
+        """Whether `train` declares a parameter `context`."""
+        return takes_context(self.train)
+
+
+_MAX_HELD = 32 << 20  # bytes of data that wait for their clients to train
+
+
+class DataOnce:
+    """Makes a client's data once in a round, where it both chooses and trains in this process.
+
+    Data wait from the one to the other; beyond some megabytes they are made again.
+    """
+
+    def __init__(self, clients: Clients) -> None:
+        self._data = clients.data
+        self._held: dict[int, Any] = {}
+        self._left = _MAX_HELD
+        self.choosing = replace(clients, data=self._make)
+        self.training = replace(clients, data=self._take)
+
+    def _make(self, client: int) -> Any:
+        data = self._data(client)
+        self._left -= _bytes_in(data)
+        if self._left > 0:
+            self._held[client] = data
+        return data
+
+    def _take(self, client: int) -> Any:
+        return self._held.pop(client) if client in self._held else self._data(client)
+
+
+def _bytes_in(data: Any) -> int:
+    """How many bytes the arrays of a client's data take; dicts, lists and dataclasses are looked
+    into."""
+    if hasattr(data, "nbytes"):
+        return int(data.nbytes)
+    if isinstance(data, Mapping):
+        return sum(map(_bytes_in, data.values()))
+    if isinstance(data, list | tuple):
+        return sum(map(_bytes_in, data))
+    if is_dataclass(data):
+        return sum(_bytes_in(getattr(data, field.name)) for field in fields(data))
+    return getsizeof(data)
 
 
 class KeyRules(Protocol):
@@ -242,7 +291,7 @@ class ClientJob:
         given = {}
         with running("train", _WHO, self.client, self.seed_path[-2]):
             data = self._localized(clients)
-            if takes_context(clients.train):
+            if clients.wants_context:
                 held = None if self.state is None else unpack_state(self.state, self._who)
                 given["context"] = TrainContext(self.client, self.seed_path[-2], self.keys, held)
             slices = self.submodel if reads_only(clients.train) else _own(self.submodel)
@@ -315,10 +364,12 @@ class Jobs(Sequence[ClientJob]):
     @overload
     def __getitem__(self, at: int) -> ClientJob: ...
     @overload
-    def __getitem__(self, at: slice) -> list[ClientJob]: ...
-    def __getitem__(self, at: int | slice) -> ClientJob | list[ClientJob]:
+    def __getitem__(self, at: slice) -> Jobs: ...
+    def __getitem__(self, at: int | slice) -> ClientJob | Jobs:
         if isinstance(at, slice):
-            return [self[place] for place in range(len(self))[at]]
+            some = {client: self.keys[client] for client in self._clients[at]}
+            held = self._submodel, self.source, self.bound, self.states
+            return Jobs(self.seed_path, some, *held)
         client = self._clients[at]
         keys, submodel = self.keys[client], self._submodel(client)
         state = self.states(client)

@@ -7,9 +7,8 @@ update counts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from keyhole.aggregation.base import ClientResult, SumResult
@@ -20,7 +19,8 @@ from keyhole.primitives.keyspace import distinct_keys, key_bytes
 from keyhole.primitives.layout import KeysBySpace, Layout, RowSource
 from keyhole.primitives.report import Report
 from keyhole.rounds.adding import add_up
-from keyhole.rounds.clients import ClientJob, Clients, Jobs, choose_all, is_nothing
+from keyhole.rounds.blocks import add_in_blocks, take
+from keyhole.rounds.clients import ClientJob, Clients, DataOnce, Jobs, choose_all, is_nothing
 from keyhole.rounds.machine import (
     Answered,
     Dropped,
@@ -34,8 +34,8 @@ from keyhole.rounds.machine import (
 from keyhole.rounds.record import RoundRecord
 from keyhole.rounds.spec import RunParts
 from keyhole.sampling import Outcome, Stream, sample_dropouts
-from keyhole.server.inputs import InputBound, TakenUpdate
-from keyhole.server.row_sums import BLOCK, BlockSum, RowUpdate, pair_up, sum_block
+from keyhole.server.inputs import TakenUpdate
+from keyhole.server.row_sums import BLOCK, BlockSum, RowUpdate, pair_up
 from keyhole.server.state import ServerState
 
 Executor: TypeAlias = Callable[[Clients, Sequence[ClientJob]], Iterable[Any]]
@@ -93,12 +93,21 @@ def run_round(
     check_budget(t, state, parts)
     asked = parts.draw_cohort(t)
     machine = open_round(t, asked, parts, terms_of(parts.cohorts, asked))
-    keys = choose(clients, asked, t, state.layout, parts, execute)  # z
+    choosing, training = _with_data_once(clients, execute)
+    keys = choose(choosing, asked, t, state.layout, parts, execute)  # z
     slices = deliver(state, keys, machine, parts)  # psi
-    results = train(clients, slices, t, machine, parts, execute, parts.adds_in_blocks)  # u
+    results = train(training, slices, t, machine, parts, execute, parts.adds_in_blocks)  # u
     total = add_up(t, results.each, state.layout, parts, results.blocks)  # phi
     clients.states.offer(states_of(results.each))
     return total.rows, record_round(t, state, parts, results, total)
+
+
+def _with_data_once(clients: Clients, execute: Executor) -> tuple[Clients, Clients]:
+    """Clients that choose and clients that train: the same data for both, where both are here."""
+    if isinstance(execute, Engine):
+        return clients, clients
+    once = DataOnce(clients)
+    return once.choosing, once.training
 
 
 def check_budget(t: int, state: ServerState, parts: RunParts) -> None:
@@ -243,7 +252,7 @@ class _Work:
         outcomes: list[Outcome] = []
         reports = map(Report.of, self.execute(self.clients, jobs))
         for (client, keys), report in zip(jobs.keys.items(), reports, strict=True):
-            taken = self.taken[client] = _take(jobs.bound, keys, report)
+            taken = self.taken[client] = take(jobs.bound, keys, report)
             without: Outcome = "empty" if is_nothing(report.update) else "refused"
             outcomes.append(without if taken.update is None else "sent")
             if (told := report.beside) is not None:
@@ -255,7 +264,7 @@ class _Work:
             blocks = list(self.execute.add_up(self.clients, jobs, self.layout))
         else:
             reports = map(Report.of, self.execute(self.clients, jobs))
-            blocks = pair_up(_in_blocks(jobs, reports, self.layout))
+            blocks = pair_up(add_in_blocks(jobs, reports, self.layout))
         self.blocks += blocks
         outcomes: list[Outcome] = ["sent"] * len(jobs)
         start = 0
@@ -284,78 +293,6 @@ class _Work:
 
 
 _NOTHING_TAKEN = TakenUpdate(None)
-
-
-def _take(bound: InputBound, keys: KeysBySpace, report: Report) -> TakenUpdate:
-    """What is added up of what a client brought; of one without examples, nothing."""
-    if is_nothing(report.update):
-        return _NOTHING_TAKEN
-    return bound.take(report.update, keys, report.weight)
-
-
-def add_up_jobs(
-    clients: Clients,
-    jobs: Iterable[ClientJob],
-    layout: Layout,
-    before: Callable[[], BlockSum | None] = lambda: None,
-) -> BlockSum:
-    """Runs jobs of one block and adds up what they bring: the work of an engine's worker.
-
-    Args:
-        jobs: at most `BLOCK`, or some of them.
-        before: called once they have run; returns the sum of those before them in the block, if
-            they are not the first.
-    """
-    brought = [_Brought.of(job.bound, job.keys, job.run(clients)) for job in jobs]
-    return _add_block(brought, layout, before())
-
-
-def _in_blocks(jobs: Jobs, reports: Iterable[Report], layout: Layout) -> Iterator[BlockSum]:
-    """Adds up block after block; no more updates are held than one has."""
-    pairs = zip(jobs.keys.values(), reports, strict=True)
-    for _ in range(0, len(jobs), BLOCK):
-        block = islice(pairs, BLOCK)
-        yield _add_block([_Brought.of(jobs.bound, keys, report) for keys, report in block], layout)
-
-
-@dataclass(frozen=True)
-class _Brought:
-    """What one client of a block brought."""
-
-    keys: KeysBySpace
-    taken: TakenUpdate
-    is_empty: bool
-    told: Report | None
-
-    @staticmethod
-    def of(bound: InputBound, keys: KeysBySpace, report: Report) -> _Brought:
-        taken, is_empty = _take(bound, keys, report), is_nothing(report.update)
-        return _Brought(keys, taken, is_empty, report.beside)
-
-
-def _add_block(
-    brought: Sequence[_Brought], layout: Layout, before: BlockSum | None = None
-) -> BlockSum:
-    """Adds up what clients of one block brought; those without a usable update are left out."""
-    sent = [each for each in brought if each.taken.update is not None]
-    updates, keys = [each.taken.update for each in sent], [each.keys for each in sent]
-    summed = sum_block(layout, updates, keys, before)
-    first = 0 if before is None else before.clients + len(before.refused) + len(before.empty)
-
-    def places(which: Callable[[_Brought], bool]) -> tuple[int, ...]:
-        return tuple(first + at for at, each in enumerate(brought) if which(each))
-
-    refused = places(lambda each: each.taken.update is None and not each.is_empty)
-    norms = tuple(each.taken.norm for each in sent if each.taken.norm is not None)
-    told = ((first + at, each.told) for at, each in enumerate(brought))
-    return replace(
-        summed,
-        refused=summed.refused + refused,
-        empty=summed.empty + places(lambda each: each.is_empty),
-        above=summed.above + places(lambda each: each.taken.is_above),
-        norms=summed.norms + norms,
-        told=summed.told + tuple((at, report) for at, report in told if report is not None),
-    )
 
 
 def result_of(

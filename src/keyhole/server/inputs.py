@@ -210,8 +210,12 @@ def usable(update: Tree) -> Tree | None:
     >>> usable({"w": np.array([1.0, np.nan])}) is None
     True
     """
-    leaves = {path: _cast(leaf) for path, leaf in flatten(update).items()}
-    return unflatten(update, leaves) if all(map(_is_small, leaves.values())) else None
+    given = flatten(update)
+    leaves = {path: _cast(leaf) for path, leaf in given.items()}
+    if not all(map(_is_small, leaves.values())):
+        return None
+    is_same = all(leaf is given[path] for path, leaf in leaves.items())
+    return update if is_same else unflatten(update, leaves)
 
 
 def _cast(leaf: Any) -> NDArray[np.float32]:

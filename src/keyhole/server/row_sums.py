@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -27,7 +26,7 @@ from keyhole.primitives.deselect import divide
 from keyhole.primitives.keyspace import Keys, are_same_rising, distinct_keys
 from keyhole.primitives.layout import Layout, Part
 from keyhole.primitives.report import Report
-from keyhole.server.rows import scatter_add_rows, sum_rows
+from keyhole.server.rows import add_rows, number_keys, scatter_add_rows
 
 
 @dataclass(frozen=True)
@@ -110,7 +109,7 @@ def _check_keys(part: Part, keys: KeyArray) -> None:
 
 
 def _check_finite(part: Part, rows: NDArray[np.float32]) -> None:
-    if not is_finite(rows.reshape(-1).view(np.int32)):
+    if not _all_finite(rows):
         broken = int(np.sum(~np.all(np.isfinite(rows), axis=1)))
         raise NotFiniteError(
             f"the update of part {part.space.name!r} holds NaN or infinity: got {broken} of "
@@ -123,6 +122,13 @@ def _check_finite(part: Part, rows: NDArray[np.float32]) -> None:
 def count_disorder(keys: KeyArray) -> int:
     """Returns how many keys are not above the one before."""
     return int(np.count_nonzero(keys[1:] <= keys[:-1]))
+
+
+def _all_finite(array: Array) -> bool:
+    """Whether no number is NaN or infinity; without a second array where loops know the type."""
+    if array.dtype == np.float32 and array.flags.carray:
+        return is_finite(array.reshape(-1).view(np.int32))
+    return bool(np.all(np.isfinite(array)))
 
 
 @loop("keyhole.server.row_loops")
@@ -194,15 +200,110 @@ def sum_block(
         before: the sum of the first clients of the block, if these follow on them: additions are
             the same ones in the same order, so a block may be added up in pieces.
     """
-    for update, chosen in zip(updates, keys, strict=True):
-        layout.check(update, chosen)
-    before = before or BlockSum(tuple(map(no_update, layout.parts)), 0)
-    if not updates:
-        return before
-    leaves = [tree.flatten(update) for update in updates]
-    pairs = zip(layout.parts, before.parts, strict=True)
-    parts = tuple(_sum_part(part, leaves, keys, so_far) for part, so_far in pairs)
-    return replace(before, parts=parts, clients=before.clients + len(updates))
+    dtypes = {np.asarray(leaf).dtype for u in updates for leaf in tree.flatten(u).values()}
+    adder = BlockAdder(layout, keys, before, dtypes)
+    for at, update in enumerate(updates):
+        adder.add(at, update)
+    if adder.is_finite():
+        return adder.total()
+    broken = sum(not _all_finite(leaf) for u in updates for leaf in _each_once(u))
+    raise _not_finite(f"{broken} of {len(updates)} clients")
+
+
+def _each_once(update: Tree) -> list[Array]:
+    """All numbers of an update side by side, so that a client counts once."""
+    return [np.concatenate([np.ravel(leaf) for leaf in tree.flatten(update).values()])]
+
+
+class BlockAdder:
+    """Adds up the updates of one block as they come: no more than their sum and the one that is
+    added is held, and every number of an update is read once.
+
+    Args:
+        keys: of each client of the block, in order, whether or not its update will be added.
+        before: as in `sum_block`.
+        dtypes: of the updates, where they may differ from those of the parameters.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        keys: Sequence[Mapping[str, Keys]],
+        before: BlockSum | None = None,
+        dtypes: Iterable[np.dtype[Any]] = (),
+    ) -> None:
+        self._layout, self._keys = layout, keys
+        self._before = before or BlockSum(tuple(map(no_update, layout.parts)), 0)
+        self._added = np.zeros(len(keys), bool)
+        pairs = zip(layout.parts, self._before.parts, strict=True)
+        self._parts = [_PartSum(part, keys, so_far, dtypes) for part, so_far in pairs]
+
+    def add(self, at: int, update: Tree) -> None:
+        """Adds the update of client `at`; clients come in order, and some may not come."""
+        leaves = tree.flatten(update)
+        self._layout.check_leaves(leaves, self._keys[at])
+        self._added[at] = True
+        for part in self._parts:
+            part.add(at, leaves)
+
+    def is_finite(self) -> bool:
+        """Returns whether the sum has neither NaN nor infinity."""
+        return all(_all_finite(part.sums) for part in self._parts)
+
+    def total(self) -> BlockSum:
+        """Returns the sum; keys that no added client has are not in it."""
+        count = int(self._added.sum())
+        if not count:
+            return self._before
+        parts = tuple(part.total(self._added) for part in self._parts)
+        return replace(self._before, parts=parts, clients=self._before.clients + count)
+
+
+class _PartSum:
+    """The sum of one part: a row for each distinct key, and for each client where its rows go."""
+
+    def __init__(
+        self,
+        part: Part,
+        keys: Sequence[Mapping[str, Keys]],
+        before: RowUpdate,
+        dtypes: Iterable[np.dtype[Any]],
+    ) -> None:
+        held = [before.keys, *(part.keys_of(chosen).array for chosen in keys)]
+        dtype = np.result_type(before.rows, *(f.dtype for f in part.fields), *dtypes)
+        self._part, self._has_before = part, len(before.keys) > 0
+        some = held if self._has_before else held[1:]
+        self._is_alike = not some or are_same_rising(some)  # neither sorted nor looked up
+        if self._is_alike:
+            self.keys = some[0].copy() if some else before.keys
+            self._slots = [np.empty(0, np.int64)] * len(held)
+        else:
+            ends = np.cumsum([len(z) for z in held])
+            work, slots = np.empty((4, ends[-1]), np.int64), np.empty(ends[-1], np.int64)
+            self.keys = number_keys(np.concatenate(held), work, slots).copy()
+            self._slots = np.split(slots, ends[:-1])
+        self.sums = np.zeros((len(self.keys), part.slice_size), dtype)
+        if self._has_before:
+            self._add_rows(0, before.rows)
+
+    def add(self, at: int, leaves: Mapping[str, Array]) -> None:
+        """Adds the rows of client `at`."""
+        self._add_rows(at + 1, self._part.to_rows(leaves))
+
+    def total(self, added: NDArray[np.bool_]) -> RowUpdate:
+        """The rows of keys that some added client has."""
+        if self._is_alike or added.all():
+            return RowUpdate(self.keys, self.sums)
+        is_held = np.zeros(len(self.keys), bool)
+        for slots, is_added in zip(self._slots, [self._has_before, *added], strict=True):
+            is_held[slots] |= is_added
+        return RowUpdate(self.keys[is_held], self.sums[is_held])
+
+    def _add_rows(self, at: int, rows: Array) -> None:
+        if self._is_alike:
+            self.sums += rows
+        elif rows.size:
+            add_rows(self.sums, self._slots[at], None, np.ascontiguousarray(rows, self.sums.dtype))
 
 
 def pair_up(blocks: Iterable[BlockSum]) -> list[BlockSum]:
@@ -251,51 +352,6 @@ def choosers(part: Part, keys: Sequence[Mapping[str, Keys]]) -> NDArray[np.int64
     return np.unique(once, return_counts=True)[1].astype(np.int64)
 
 
-def _sum_part(
-    part: Part,
-    leaves: Sequence[Mapping[str, Array]],
-    keys: Sequence[Mapping[str, Keys]],
-    before: RowUpdate,
-) -> RowUpdate:
-    own = [part.keys_of(chosen).array for chosen in keys]
-    dtypes = {np.asarray(leaf[field.path]).dtype for leaf in leaves for field in part.fields}
-    dtype = np.result_type(before.rows, *(f.dtype for f in part.fields), *dtypes)
-    if are_same_rising([before.keys, *own] if len(before.keys) else own):
-        return _sum_alike(part, leaves, own[0], before, dtype)
-    zs = [before.keys, *own]
-    ends = np.cumsum([len(z) for z in zs]).tolist()
-    rows = np.empty((ends[-1], part.slice_size), dtype)
-    rows[: ends[0]] = before.rows
-    for leaf, (start, stop) in zip(leaves, pairwise(ends), strict=True):
-        part.to_rows(leaf, out=rows[start:stop])
-    distinct, sums = sum_rows(np.concatenate(zs), rows)
-    if not np.all(np.isfinite(sums)):
-        spans = [rows[start:stop] for start, stop in pairwise(ends)]
-        broken = sum(not np.all(np.isfinite(span)) for span in spans)
-        raise _not_finite(f"{broken} of {len(leaves)} clients")
-    return RowUpdate(distinct, sums)
-
-
-def _sum_alike(
-    part: Part,
-    leaves: Sequence[Mapping[str, Array]],
-    keys: KeyArray,
-    before: RowUpdate,
-    dtype: np.dtype[Any],
-) -> RowUpdate:
-    """`_sum_part` of clients with the same keys, each once and in order: the same additions, with
-    neither a sort nor all rows side by side."""
-    sums = np.zeros((len(keys), part.slice_size), dtype)
-    if len(before.keys):
-        sums += before.rows
-    for leaf in leaves:
-        sums += part.to_rows(leaf)
-    if not np.all(np.isfinite(sums)):
-        broken = sum(not np.all(np.isfinite(part.to_rows(leaf))) for leaf in leaves)
-        raise _not_finite(f"{broken} of {len(leaves)} clients")
-    return RowUpdate(keys.copy(), sums)
-
-
 def _add_pair(left: BlockSum, right: BlockSum) -> BlockSum:
     """Two sums of as many blocks; clients of the right one follow on those of the left one."""
     filled = [summed.parts for summed in (left, right) if summed.clients] or [left.parts]
@@ -329,9 +385,14 @@ def _merge_part(same: Sequence[RowUpdate]) -> RowUpdate:
     for part in same:
         places = np.searchsorted(distinct, part.keys)
         scatter_add_rows(sums, places, np.ascontiguousarray(part.rows, dtype))
-    if not np.all(np.isfinite(sums)):
-        raise _not_finite(f"a sum beyond {sums.dtype}")
+    if not _all_finite(sums):
+        raise sum_overflow(sums.dtype)
     return RowUpdate(distinct, sums)
+
+
+def sum_overflow(dtype: np.dtype[Any]) -> NotFiniteError:
+    """Returns the error of updates that are finite, each by itself, and whose sum is not."""
+    return _not_finite(f"a sum beyond {dtype}")
 
 
 def _not_finite(got: str) -> NotFiniteError:

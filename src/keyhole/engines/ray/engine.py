@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -28,9 +27,9 @@ from keyhole.experiments.experiment import Experiment
 from keyhole.experiments.opening import open_data
 from keyhole.primitives.layout import KeysBySpace, Layout
 from keyhole.primitives.report import Report
+from keyhole.rounds.blocks import add_up_jobs
 from keyhole.rounds.clients import ClientJob, Clients, choose_all
 from keyhole.rounds.cores import keep_compiled
-from keyhole.rounds.round import add_up_jobs
 from keyhole.rounds.spec import RunParts, RunSpec
 from keyhole.server.row_sums import BLOCK, BlockSum, pair_up
 
@@ -218,14 +217,13 @@ def _train_and_add(
     clients before them, and is not waited for until these have trained."""
     common, layout = shared
 
-    def so_far() -> BlockSum | None:
-        return fetch(before[0])[0] if before else None
+    def so_far() -> BlockSum:
+        return cast("BlockSum", fetch(before[0])[0])
 
     jobs = parcel.jobs(common)
-    coming = iter(jobs)
     return pair_up(
-        add_up_jobs(clients, islice(coming, BLOCK), layout, so_far)
-        for _ in range(0, len(jobs), BLOCK)
+        add_up_jobs(clients, jobs[at : at + BLOCK], layout, so_far if before else None)
+        for at in range(0, len(jobs), BLOCK)
     )
 
 
