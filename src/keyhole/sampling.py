@@ -14,7 +14,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from enum import IntEnum
 from math import ceil, inf
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -48,7 +48,10 @@ def generator(seed: int, *seed_path: int) -> np.random.Generator:
     >>> generator(7, 0, 3).integers(100) == generator(7, 0, 3).integers(100)
     np.True_
     """
-    return np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, *seed_path])))
+    path: Any = (seed, *seed_path)
+    if min(path) >= 0 and max(path) < 1 << 32:  # the words that NumPy makes of them, at once
+        path = np.array(path, np.uint32)
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence(path)))
 
 
 Outcome: TypeAlias = Literal["sent", "lost_before", "lost_after", "late", "refused", "empty"]

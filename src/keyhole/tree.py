@@ -74,13 +74,17 @@ def map_leaves(fn: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:
 
 
 def _collect(tree: Tree, path: str, leaves: dict[str, Any]) -> None:
-    """Adds the leaves of a node; most nodes are arrays, so those are known at a glance."""
-    if isinstance(tree, _LEAVES) or not isinstance(tree, _NODES):
+    """Adds the leaves of a node; most nodes are arrays in a dict, known at a glance."""
+    if type(tree) is not dict and (isinstance(tree, _LEAVES) or not isinstance(tree, _NODES)):
         _add_leaf(leaves, path or ROOT, tree)
     elif tree is not None:
         names = sorted(tree) if isinstance(tree, Mapping) else range(len(tree))
         for name in names:
-            _collect(tree[name], f"{path}/{name}" if path else str(name), leaves)
+            node, below = tree[name], f"{path}/{name}" if path else str(name)
+            if type(node) is np.ndarray and below not in leaves:
+                leaves[below] = node
+            else:
+                _collect(node, below, leaves)
 
 
 def _add_leaf(leaves: dict[str, Any], path: str, leaf: Any) -> None:
@@ -96,7 +100,9 @@ def _rebuild(tree: Tree, leaf_at: Callable[[str, Any], Any], path: str) -> Tree:
     """Copies the nodes of `tree` and asks `leaf_at(path, leaf)` for the leaves."""
 
     def child(name: object, node: Tree) -> Tree:
-        return _rebuild(node, leaf_at, f"{path}/{name}" if path else str(name))
+        below = f"{path}/{name}" if path else str(name)
+        is_leaf = type(node) is np.ndarray or type(node) is str
+        return leaf_at(below, node) if is_leaf else _rebuild(node, leaf_at, below)
 
     if isinstance(tree, _LEAVES):
         return leaf_at(path or ROOT, tree)

@@ -54,7 +54,8 @@ class Bags:
         post = np.concatenate([body.row_numbers, title.row_numbers])
         word = np.concatenate([body.flat, title.flat]).astype(np.int64)
         known = word < words
-        pairs = np.unique(post[known] * np.int64(words) + word[known])
+        pairs = np.sort(post[known] * np.int64(words) + word[known])  # np.unique hashes them first
+        pairs = pairs[np.diff(pairs, prepend=-1) > 0]
         marks = np.zeros((len(body), tags), bool)
         is_common = named.flat < tags
         marks[named.row_numbers[is_common], named.flat[is_common]] = True

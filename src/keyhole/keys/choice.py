@@ -15,6 +15,8 @@ from keyhole.keys.budget import DeviceClass
 from keyhole.primitives.keyspace import KeySpace
 from keyhole.primitives.layout import KeysBySpace
 
+_COUNTED = 1 << 14  # keys that are counted in a list of all, however few occur
+
 
 @dataclass(frozen=True, eq=False)
 class KeyCounts:
@@ -37,7 +39,12 @@ class KeyCounts:
     @staticmethod
     def of(space: KeySpace, occurrences: Array) -> KeyCounts:
         """Counts keys in the order they occur in; out of range is an error."""
-        found, counts = np.unique(space.keys(occurrences).array, return_counts=True)
+        keys = space.keys(occurrences).array
+        if len(keys) and keys.max() <= _COUNTED + 8 * len(keys):  # counting takes no sort
+            every = np.bincount(keys)
+            found = np.flatnonzero(every > 0)
+            return KeyCounts(space, found, every[found])
+        found, counts = np.unique(keys, return_counts=True)
         return KeyCounts(space, found, counts.astype(np.int64))
 
     @staticmethod

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from keyhole import tree
 from keyhole.arrays import Array, Tree
 from keyhole.models.client_update import (
     Batch,
@@ -94,14 +95,16 @@ class LocalSgd:
         sizes = {name: self._round_slots(name, m) for name, m in counts.items()}
         epochs = self.settings.epochs
         max_steps = epochs * max(MIN_BATCHES, _power_of_two(len(batches) // epochs))
+        is_whole = sizes == counts
         update = self._train(
-            resize_submodel(layout, slices, sizes),
+            slices if is_whole else resize_submodel(layout, slices, sizes),
             slot_masks(counts, sizes),
             {name: _arrange(np.asarray(array), batches, max_steps) for name, array in data.items()},
             _masks(batches, max_steps),
             np.int32(len(batches)),
         )
-        return resize_submodel(layout, update, counts)
+        arrays = tree.map_leaves(np.asarray, update)
+        return arrays if is_whole else resize_submodel(layout, arrays, counts)
 
     def _round_slots(self, name: str, count: int) -> int:
         (num_keys,) = (s.num_keys for s in self.model.layout.spaces if s.name == name)

@@ -351,7 +351,7 @@ class Buckets:
 def check_space(keys: Keys, space: KeySpace) -> None:
     """Raises KeySpaceError unless `keys` are checked keys of `space`."""
     found = keys.space if isinstance(keys, Keys) else None
-    if found != space:
+    if found is not space and found != space:
         got = f"{found.name!r} of {found.num_keys}" if found is not None else type(keys).__name__
         raise KeySpaceError(
             f"keys belong to another key space: got {got}; expected {space.name!r} of "

@@ -171,7 +171,14 @@ class Part:
 
     def keys_of(self, keys: Mapping[str, Keys]) -> Keys:
         """Returns the keys of this part for a client that selected `keys`: every combination."""
+        if not self.product.factors:
+            return self._only
         return self.product.grid(*(keys[factor.name] for factor in self.product.factors))
+
+    @cached_property
+    def _only(self) -> Keys:
+        """The key of a part that is not cut."""
+        return self.product.grid()
 
     def to_rows(self, leaves: Mapping[str, Array], out: Array | None = None) -> Array:
         """Returns the slices of a model or sub-model as rows, (number of slices, slice_size).

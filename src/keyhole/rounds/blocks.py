@@ -71,7 +71,8 @@ class _Brought:
 
     @property
     def without_update(self) -> _Brought:
-        return replace(self, taken=replace(self.taken, update=None))
+        taken = TakenUpdate(None, self.taken.norm, self.taken.is_above)
+        return _Brought(taken, self.is_empty, self.told, self.is_sent)
 
 
 def _add_block(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -184,7 +184,7 @@ def encode_records(records: Iterable[RoundRecord]) -> bytes:
 
 def _told(record: RoundRecord) -> dict[str, Any]:
     """The fields of a record; what clients report only where they do."""
-    told = asdict(record) | {"metrics": metrics_to_json(record.metrics)}
+    told = vars(record) | {"metrics": metrics_to_json(record.metrics)}
     told["client_metrics"] = {
         name: {"mean": _to_json(found.mean), "deciles": [_to_json(d) for d in found.deciles]}
         for name, found in record.client_metrics.items()

@@ -386,8 +386,10 @@ class LazyTable:
         slots = self.index.find(keys)
         _share(self.optimizer.read(self.slab, slots, out, now), out, threads)
         untouched = np.flatnonzero(slots < 0)
+        if not len(untouched):
+            return out
         self.initial.fill(keys[untouched], untouched, out)
-        if self.optimizer.moves_all and len(untouched):  # by as much as one that starts at zero
+        if self.optimizer.moves_all:  # by as much as one that starts at zero
             start = DenseTable(np.zeros((1, self.width), np.float32), self.optimizer)
             out[untouched] += start.rows(np.zeros(1, np.int64), now)
         return out
