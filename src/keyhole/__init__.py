@@ -54,6 +54,7 @@ if typing.TYPE_CHECKING:
     from keyhole.aggregation.base import Aggregation
     from keyhole.experiments.experiment import Experiment
     from keyhole.front.compare import Comparison, compare
+    from keyhole.front.devices import Devices
     from keyhole.front.opening import open_run
     from keyhole.front.run import TrainedRun
     from keyhole.front.task import Task
@@ -83,6 +84,7 @@ __all__ = [
     "Cohorts",
     "Comparison",
     "Cut",
+    "Devices",
     "Evaluation",
     "Experiment",
     "HalfPrecision",
@@ -138,6 +140,7 @@ _ON_DEMAND = {  # module -> names that it is loaded for
     "aggregation.base": "Aggregation",
     "experiments.experiment": "Experiment",
     "front.compare": "Comparison compare",
+    "front.devices": "Devices",
     "front.opening": "open_run",
     "front.run": "TrainedRun",
     "front.task": "Task",

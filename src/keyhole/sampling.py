@@ -14,7 +14,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from enum import IntEnum
 from math import ceil, inf
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
@@ -59,21 +59,33 @@ Outcome: TypeAlias = Literal["sent", "lost_before", "lost_after", "late", "refus
 late; or its update is refused."""
 
 
+Sampling: TypeAlias = Literal["fixed", "poisson", "cyclic", "check-in"]
+"""How cohorts are drawn; see `Cohorts`."""
+
+UNCOUNTED = 1 << 40
+"""Stands for the number of devices that may check in, which nobody knows; clients are numbered
+below it."""
+
+
 @dataclass(frozen=True)
 class Cohorts:
     """Client sampling and simulated dropout.
 
     Args:
-        population: how many clients there are.
+        population: how many clients there are; `UNCOUNTED` where devices check in.
         size: N, how many updates a round waits for.
         sampling: "fixed" draws without replacement; "poisson" takes each client with probability
             asked / population, so a cohort's size varies; "cyclic" goes through the population in
-            one random order, so that every client rests as long as it can.
+            one random order, so that every client rests as long as it can; "check-in" draws from
+            the devices that wait, whoever they are.
         over_selection: how many times more clients are asked than are waited for; the round closes
             with the first `size` that answer.
         min_updates: a round that closes with fewer updates makes no step; 0 takes what has come.
         lost_before: probability that a client drops out before its slices arrive.
         lost_after: probability that it drops out after, before its update is sent.
+        min_waiting: of devices that check in, how many must wait before a round is drawn; 0 for as
+            many as are asked.
+        rest: rounds that a device which checks in sits out after each that it was drawn for.
 
     Raises:
         InputError: a number is out of range, or a cohort is larger than the population.
@@ -81,16 +93,19 @@ class Cohorts:
 
     population: int
     size: int
-    sampling: Literal["fixed", "poisson", "cyclic"] = "fixed"
+    sampling: Sampling = "fixed"
     over_selection: float = 1.0
     min_updates: int = 0
     lost_before: float = 0.0
     lost_after: float = 0.0
+    min_waiting: int = 0
+    rest: int = 0
 
     def __post_init__(self) -> None:
         check_count("population", self.population, 1)
         check_count("size", self.size, 0)
-        check_count("min_updates", self.min_updates, 0)
+        for name in ("min_updates", "min_waiting", "rest"):
+            check_count(name, getattr(self, name), 0)
         if not 1 <= self.over_selection < inf:
             raise InputError(
                 "over_selection asks fewer clients than the round waits for: got "
@@ -101,10 +116,10 @@ class Cohorts:
                 f"cohort does not fit the population: got {self.asked} clients asked; expected "
                 f"1..{self.population}; choose a smaller cohort or over-selection"
             )
-        if self.sampling not in ("fixed", "poisson", "cyclic"):
+        if self.sampling not in get_args(Sampling):
             raise InputError(
-                f"no such way to sample a cohort: got {self.sampling}; expected fixed, poisson or "
-                "cyclic; choose one of them"
+                f"no such way to sample a cohort: got {self.sampling}; expected "
+                f"{', '.join(get_args(Sampling))}; choose one of them"
             )
         if self.min_updates > self.size:
             raise InputError(
@@ -125,8 +140,16 @@ class Cohorts:
 
     @property
     def separation(self) -> int:
-        """Rounds from one part of a client to its next, where sampling is cyclic."""
-        return self.population // self.asked
+        """Rounds from one part of a client to its next at the least; cyclic sampling keeps all of
+        them that far apart."""
+        if self.sampling == "cyclic":
+            return self.population // self.asked
+        return self.rest + 1
+
+    @property
+    def needed(self) -> int:
+        """How many devices must wait before a round is drawn from them."""
+        return max(self.asked, self.min_waiting)
 
 
 def check_count(name: str, value: object, min_updates: int) -> None:

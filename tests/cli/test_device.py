@@ -229,7 +229,7 @@ def test_another_task_than_the_run_s_is_one_error(service, token_file, few_write
         run(service.url, *args)
 
 
-@pytest.mark.parametrize("spec", [None, {"version": 1}, {"version": 5, "task": "so_tag"}])
+@pytest.mark.parametrize("spec", [None, {"version": 1}, {"version": 6, "task": "so_tag"}])
 def test_a_round_that_does_not_say_how_to_train_is_refused(service, token_file, spec):
     settings = {"nonce": "0" * 32, "keys_per_client": {"row": 1}, "spec": spec}
     service.publish(LAYOUTS["rows"], settings=settings)
@@ -250,4 +250,4 @@ def test_a_round_without_a_plan_cannot_be_taken_part_in_as_a_client(service, tok
     with pytest.raises(InputError, match="run of a population"):
         run(*args)
     with pytest.raises(AccessError):
-        run(service.url, "--task", "so_tag", "--rounds", 1)
+        run(service.url, "--task", "so_tag", "--client", 3, "--rounds", 1)

@@ -146,7 +146,8 @@ def test_the_table_has_a_dash_for_what_devices_do_not_tell():
         (["train", "emnist_2nn", "--negatives", "0.1"], "no softmax that is cut"),
         (["train", "so_tag"], "a dataset of posts"),
         (["train", "emnist_2nn", "--m", "100", "--delivery", "pir"], "more than the whole model"),
-        (["train", "emnist_2nn", "--delivery", "pir", "--devices", "d"], "choose their own"),
+        (["train", "emnist_2nn", "--sampling", "check-in"], "goes with --devices"),
+        (["train", "emnist_2nn", "--rest", "2"], "without them"),
         (["train", "emnist_2nn", "--replace-rounds"], "--replace-rounds goes with --devices"),
         (["train", "emnist_2nn", "--max-staleness", "2"], "goes with --concurrency"),
         (["train", "emnist_2nn", "--concurrency", "99999"], "more clients than there are"),
@@ -260,7 +261,7 @@ def test_a_file_says_what_to_train_and_options_come_before_it(
     told = tmp_path / "run.toml"
     told.write_text(
         f"""
-version = 5
+version = 6
 task = "emnist_2nn"
 data = "{few_writers}"
 rounds = 7

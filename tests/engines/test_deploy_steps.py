@@ -6,14 +6,12 @@ import re
 import shutil
 import socket
 import tempfile
-from contextlib import closing
 from importlib import import_module
 
 import pytest
 
 from benchmarks.engine_cells.local_deployment import QUIET
 from keyhole.rounds.record import read_records
-from keyhole.service.reading import RoundsDirectory
 from tests.engines.deploy_steps import HERE, PAGE, commands, machine
 from tests.helpers import ROOT
 from tests.service.fronts import certificate
@@ -111,16 +109,12 @@ def serve_all(place, lines):
     raise AssertionError("the page has no trainer")
 
 
-def take_part(place, lines):
-    """Starts the devices of the round that is open, with the commands of device 0."""
-    rounds = place.folder / "srv/keyhole"
-    place.wait((rounds / "current.json").exists)
-    with closing(RoundsDirectory(rounds)) as opened:
-        cohort = opened.current().cohort
-    for device in cohort:
-        number = device.rpartition("-")[2]
+def take_part(place, lines, count):
+    """Starts devices with the commands of the first."""
+    for number in range(count):
+        device = f"phone-{number}"
         *issues, run = (
-            line.replace("device-0", device).replace("--client 0", f"--client {number}")
+            line.replace("phone-0", device).replace("--client 0", f"--client {number}")
             for line in lines
         )
         for issue in issues:
@@ -128,10 +122,10 @@ def take_part(place, lines):
         place.start(f"{run} --rounds 1", device)
 
 
-def train_one_round(place, lines):
+def train_one_round(place, lines, count):
     """Everything of a step is started, until its trainer is done."""
     trainer, devices = serve_all(place, lines)
-    take_part(place, devices)
+    take_part(place, devices, count)
     place.wait(lambda: trainer.poll() is not None)
     assert trainer.returncode == 0, place.log("train")
 
@@ -154,7 +148,7 @@ def test_devices_train_with_a_service_of_their_own(tmp_path):
     ports = ports_of(lines)
     places |= {"https://slices.example": f"http://127.0.0.1:{ports['8100']}", **ports}
     with machine(tmp_path, places) as place:
-        train_one_round(place, lines)
+        train_one_round(place, lines, 2)
     check_one_round(tmp_path)
 
 
@@ -166,7 +160,7 @@ def test_two_slice_servers_and_two_aggregators_train_together(tmp_path):
         (tmp_path / "srv/keyhole").mkdir()
         for name in ("sums-0", "sums-1"):
             (tmp_path / "srv" / name).mkdir()
-        train_one_round(place, lines)
+        train_one_round(place, lines, 3)
     check_one_round(tmp_path)
 
 

@@ -14,9 +14,10 @@ from keyhole.rounds.account import Account, Attendance
 from keyhole.rounds.clients import Clients
 from keyhole.rounds.loop import Synchronous, resume_run, start_run
 from keyhole.rounds.machine import Buffering
+from keyhole.rounds.record import RoundRecord
 from keyhole.rounds.round import run_round
 from keyhole.rounds.spec import RunParts
-from keyhole.sampling import Cohorts
+from keyhole.sampling import UNCOUNTED, Cohorts
 from keyhole.server.optimizers import SGD
 from keyhole.server.state import ServerState
 
@@ -99,6 +100,35 @@ def test_cohorts_that_take_turns_count_a_client_once_in_a_turn():
     found = [made.describe(t, range(100), 100) for t in (0, 9, 10)]
     assert [spent["participations"] for spent in found] == [1, 1, 2]
     assert [round(spent["epsilon"], 2) for spent in found] == [4.89, 4.89, 7.29]
+
+
+def test_devices_that_check_in_count_in_each_round_that_they_may_have_been_in():
+    """Nothing is gained by their drawing, whoever looks: they are no sample of a population."""
+    privacy = Privacy(clip=1.0, noise=1.0, delta=1e-6)
+
+    def spent(rounds, **changes):
+        cohorts = Cohorts(UNCOUNTED, 100, "check-in", **changes)
+        sums = aggregation_named("plain"), LAYOUT, {"row": 8}, "secret"
+        return Account.of(privacy, cohorts, *sums).describe(rounds - 1, range(100), 100)
+
+    assert spent(1)["epsilon"] == pytest.approx(4.887, abs=1e-3)
+    assert spent(4)["epsilon"] == pytest.approx(10.997, abs=1e-3)
+    assert spent(4, rest=3)["epsilon"] == pytest.approx(4.887, abs=1e-3)
+    assert spent(5, rest=3)["participations"] == 2
+    assert "epsilon_unseen" not in spent(4)
+
+
+def test_a_device_that_did_not_rest_ends_the_run_before_its_round_is_applied():
+    cohorts = Cohorts(UNCOUNTED, 4, "check-in", rest=1)
+    privacy = Privacy(clip=1.0, noise=2.0, delta=1e-3)
+    attendance = Attendance(privacy, cohorts)
+    told = {"step": 1, "privacy": {"epsilon": 1.0}}
+    far = 3 << 20  # the roll of a run may be long
+    attendance.admit(RoundRecord(0, clients=[0, far], **told))
+    attendance.admit(RoundRecord(1, clients=[1, 2], **told))
+    attendance.admit(RoundRecord(2, clients=[0, far], **told))
+    with pytest.raises(InputError, match="1 of 2 clients back too soon"):
+        attendance.admit(RoundRecord(3, clients=[5, far], **told))
 
 
 def test_rounds_that_do_not_take_turns_are_not_applied():

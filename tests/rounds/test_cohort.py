@@ -57,7 +57,7 @@ def test_dropouts_have_their_probability_and_do_not_depend_on_the_others():
         ({"size": 5, "over_selection": 0.9}, "1 or more"),
         ({"size": 5, "lost_before": 1.5}, "got 1.5; expected 0..1"),
         ({"size": 5, "lost_after": -0.1}, "got -0.1; expected 0..1"),
-        ({"size": 5, "sampling": "all"}, "fixed, poisson or cyclic"),
+        ({"size": 5, "sampling": "all"}, "fixed, poisson, cyclic, check-in"),
         ({"size": 2.5}, "got 2.5; expected a whole number"),
         ({"size": 5, "over_selection": float("nan")}, "1 or more"),
     ],

@@ -40,9 +40,9 @@ def test_a_record_comes_back_from_toml():
 @pytest.mark.parametrize(
     ("told", "said"),
     [
-        ({**TOLD, "version": 1}, "another version: got version 1; expected 5"),
-        ({**TOLD, "version": "5"}, "another version: got version '5', a str; expected 5"),
-        ({**TOLD, "version": 4}, "another version: got version 4; expected 5"),
+        ({**TOLD, "version": 1}, "another version: got version 1; expected 6"),
+        ({**TOLD, "version": "6"}, "another version: got version '6', a str; expected 6"),
+        ({**TOLD, "version": 5}, "another version: got version 5; expected 6"),
         ({}, "another version: got version unknown"),
         (None, "got a NoneType in place of fields"),
         ([], "got a list in place of fields"),

@@ -23,11 +23,11 @@ from keyhole.cli.options import (
     NameOr,
     log_options,
 )
+from keyhole.cli.own_data import OwnData
 from keyhole.cli.runs import start_jax
 from keyhole.cli.screen import Notices, import_shown
-from keyhole.cli.spec_options import data_option
 from keyhole.cli.sums import device_sum_options, send_of
-from keyhole.cli.token import read_token, refuse_token
+from keyhole.cli.token import read_token, refuse_tokens
 from keyhole.delivery import all_deliveries, delivery_named, delivery_names
 from keyhole.delivery.clear import DEFAULT_SERVED
 from keyhole.errors import (
@@ -39,13 +39,13 @@ from keyhole.errors import (
 )
 from keyhole.files import storage_errors
 from keyhole.logs import tell
-from keyhole.wire.assignment import device_name
 
 if TYPE_CHECKING:
-    from keyhole.delivery.base import DeliveryAbout
+    from keyhole.delivery.base import Delivery, DeliveryAbout
     from keyhole.device.device import Device
     from keyhole.device.take_part import DeviceSettings, Fetch, Send, Taken
     from keyhole.rounds.clients import Clients
+    from keyhole.wire.assignment import CheckIn
 
 
 _LOOK_EVERY = 20.0  # seconds between two looks at why there is nothing to do
@@ -55,27 +55,53 @@ _PARTIES = {"second": "second server", "relay": "relay"}  # as what is told name
 def fetch_of(
     options: Mapping[str, Any], connect: Callable[[str, str, Path | None], Device]
 ) -> Fetch:
-    """Returns how slices are fetched.
+    """Returns how slices are fetched: as each round says, if this device allows it.
 
     `connect` makes a device of another service, from what that is, its URL, and the file of the
     token; and closes it in the end.
     """
-    from keyhole.device.take_part import fetch_by
+    from keyhole.device.take_part import AllowedFetch, fetch_by
 
-    delivery = delivery_named(options["delivery"])
-    _check(delivery.about, options)
+    allowed = _allowed(options)
+    for delivery in allowed:
+        _check(delivery.about, options)
     pinned = _pinned(options["gateway_config"])
     # A token goes to the service that it is for, and to no other party.
     others = {
         name: connect(_PARTIES[name], options[name], options.get(f"{name}_token_file"))
-        for name in delivery.about.connects_to
+        for name in allowed[0].about.connects_to
     }
-    return fetch_by(delivery, others, pinned, options["anonymous"])
+    usual = options["delivery"] or (allowed[0].about.name if others else DEFAULT_SERVED)
+    return AllowedFetch(
+        {
+            delivery.about.name: fetch_by(
+                delivery, others, pinned, options["anonymous"] and delivery.about.route == "queries"
+            )
+            for delivery in allowed
+        },
+        delivery_named(usual).about.name,
+    )
+
+
+def _allowed(options: Mapping[str, Any]) -> list[Delivery]:
+    """The one of --delivery; without it, all by the parties whose URLs are given, and no others:
+    nothing falls back to a plainer one."""
+    if options["delivery"]:
+        return [delivery_named(options["delivery"])]
+    given = {party for party in _PARTIES if options[party] is not None}
+    found = [
+        way
+        for way in all_deliveries()
+        if way.about.is_served and way.about.route and set(way.about.connects_to) == given
+    ]
+    if not found:
+        raise click.UsageError(f"no delivery takes {' and '.join(f'--{each}' for each in given)}")
+    return found
 
 
 def _check(about: DeliveryAbout, options: Mapping[str, Any]) -> None:
-    """Each URL belongs to one delivery, which needs it: nothing falls back to a plainer one."""
-    if options["anonymous"] and about.route != "queries":
+    """Each URL belongs to one delivery, which needs it."""
+    if options["anonymous"] and options["delivery"] and about.route != "queries":
         raise click.UsageError("--anonymous goes with a --delivery by private queries")
     belongings = ("second", "second_token_file"), ("relay", "relay_token_file")
     for party, belonging in (*belongings, ("relay", "gateway_config")):
@@ -108,7 +134,8 @@ def _pinned(path: Path | None) -> bytes | None:
 @click.command(
     cls=GroupedCommand,
     roles={
-        "Training": "task trust client data seed rounds states",
+        "Training": "task trust data rounds states client seed",
+        "Check-in": "memory_mb tell_examples",
         "Slice service": "token_file ca cert key trainer_key trust_service insecure",
         "Delivery": "delivery second second_token_file anonymous relay relay_token_file "
         "gateway_config cache max_mb",
@@ -164,9 +191,10 @@ def _pinned(path: Path | None) -> bytes | None:
     "--delivery",
     cls=GroupedOption,
     type=NameOr(partial(delivery_names, lambda about: about.is_served)),
-    default=DEFAULT_SERVED,
-    help="How slices are fetched: by keys that the service sees, by downloading whole rounds, "
-    "by private queries to two servers or to one, or through a relay that hides who asks.",
+    show_default="those by the parties whose URLs are given",
+    help="Take part only where rounds fetch slices in this way: by keys that the service sees, by "
+    "downloading whole rounds, by private queries to two servers or to one, or through a relay "
+    "that hides who asks.",
 )
 @click.option("--second", metavar="URL", help="With --delivery pir: the second server.")
 @click.option(
@@ -204,8 +232,30 @@ def _pinned(path: Path | None) -> bytes | None:
     help="Let the run name parts of this Python module, such as a choice of keys. That of --task "
     "is trusted.",
 )
-@click.option("--client", type=click.IntRange(0), default=0, help="Number of that client.")
-@data_option
+@click.option(
+    "--client",
+    type=click.IntRange(0),
+    help="Simulate: be this client of the data, as `keyhole train` has it.",
+    show_default="the data are this device's own",
+)
+@click.option(
+    "--data",
+    metavar="PATH|NAME",
+    help="This device's own examples: a .csv, .jsonl, .npz or .parquet file, a folder of them, or "
+    "module:NAME of their columns or of a function that returns them. With --client: the data of "
+    "all clients, as for `keyhole train`.",
+    show_default="synthetic with --client",
+)
+@click.option(
+    "--memory-mb",
+    type=click.IntRange(1),
+    help="Say at the check-in that this device has so much memory, as a power of two.",
+)
+@click.option(
+    "--tell-examples",
+    is_flag=True,
+    help="Say at the check-in how many examples it has, as a power of two.",
+)
 @click.option(
     "--seed",
     cls=GroupedOption,
@@ -221,19 +271,18 @@ def _pinned(path: Path | None) -> bytes | None:
 def device(url: str, **options: Any) -> None:
     """Take part in the rounds of the slice service at URL, or fetch slices of it.
 
-    With --task, the device chooses keys, fetches their slices, trains on the data of one client and
-    sends its update, round after round. With --table, it fetches slices and writes them to a file.
+    With --task, the device chooses keys, fetches their slices, trains on its own examples and sends
+    its update, round after round. With --table, it fetches slices and writes them to a file.
 
-    The token must have been issued for `device-N`, where N is the value of --client.
-
-    How to train comes with each round: the device needs a URL, a token, and its data.
+    How to train comes with each round: the device needs a URL, a token, and its data. Where the
+    trainer names cohorts beforehand, it knows device N of the data as `device-N`.
     """
     if (options["task"] is None) == (options["table"] is None):
         raise click.UsageError("pass either --task or --table")
-    if options["table"] is not None and options["delivery"] != DEFAULT_SERVED:
+    if options["table"] is not None and options["delivery"] not in (None, DEFAULT_SERVED):
         raise click.UsageError("--table fetches in the clear: leave out --delivery")
     if options["task"] is not None:
-        _check_tokens(options)
+        refuse_tokens(options)
     with ExitStack() as stack:
         notices, stop = Notices(), threading.Event()
         if options["task"] is not None:  # a fetch ends where it is; a round is left in order
@@ -254,25 +303,20 @@ def device(url: str, **options: Any) -> None:
         if options["table"] is not None:
             _fetch(made, options)
             return
-        _take_part(made, fetch_of(options, connect), options, notices, send_of(options, connect))
+        fetch, send = fetch_of(options, connect), send_of(options, connect)
+        own = OwnData(options) if options["client"] is None else None
+        made.says = _said(options, own)
+        _take_part(made, fetch, options, notices, send, own)
 
 
-_AUDIENCES = {
-    "token_file": "slices",
-    "second_token_file": "slices",
-    "relay_token_file": "relay",
-    "aggregator_tokens": "aggregator",
-}
+def _said(options: Mapping[str, Any], own: OwnData | None) -> CheckIn:
+    """What the device says of itself at each check-in."""
+    from keyhole.wire.assignment import CheckIn
 
-
-def _check_tokens(options: Mapping[str, Any]) -> None:
-    """Raises InputError where a token is for another client, whose update this one's would be, or
-    for another kind of service."""
-    mine = device_name(options["client"])
-    for option, audience in _AUDIENCES.items():
-        given = options[option] or ()
-        for file in given if isinstance(given, tuple) else (given,):
-            refuse_token(Path(file), audience, mine)
+    if options["tell_examples"] and own is None:
+        raise click.UsageError("--tell-examples goes with --data of this device, without --client")
+    examples = own.examples if own is not None and options["tell_examples"] else None
+    return CheckIn.of(options["memory_mb"], examples)
 
 
 def _device(
@@ -312,12 +356,14 @@ def _take_part(
     options: Mapping[str, Any],
     notices: Notices,
     send: Send,
+    own: OwnData | None = None,
 ) -> None:
     from keyhole.device.take_part import PopulationClient, keep_taking_part
 
-    made_by = _population(options)
+    made_by = _population(options) if own is None else own.clients
+    client = options["client"] if own is None else own.number
     rehearsed = None if options["seed"] is None else (options["seed"], 0)
-    population = PopulationClient(options["client"], made_by, rehearsed, options["states"])
+    population = PopulationClient(client, made_by, rehearsed, options["states"])
 
     sent: list[int] = []
     looked = -inf
@@ -382,7 +428,7 @@ def _why_wait(made: Device, sent: Sequence[int]) -> str:
 
 def _population(options: Mapping[str, Any]) -> Callable[[DeviceSettings], Clients]:
     """Makes the population as `keyhole train` does, by what the run tells its devices."""
-    from keyhole.experiments.specs import defaults_of, spec_for_device
+    from keyhole.experiments.specs import SYNTHETIC, defaults_of, spec_for_device
 
     task, data, trusted, seed = (options[name] for name in ("task", "data", "trust", "seed"))
     defaults_of(task)
@@ -399,7 +445,8 @@ def _population(options: Mapping[str, Any]) -> Callable[[DeviceSettings], Client
         from keyhole.experiments.opening import open_data
 
         spec = spec_for_device(told, [task.partition(":")[0], *trusted])
-        return Experiment(spec, open_data(spec, data, seed or 0, find=import_shown)).clients
+        found = open_data(spec, data or SYNTHETIC, seed or 0, find=import_shown)
+        return Experiment(spec, found).clients
 
     return make
 

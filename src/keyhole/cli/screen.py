@@ -160,13 +160,18 @@ class WaitingNotice:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._last, self._since, self._is_told = (-1, -1), 0.0, False
+        self._last, self._since, self._is_told = (-1, True, -1), 0.0, False
 
     def __call__(self, waiting: Waiting) -> None:
         """Takes note of what a round waits for."""
-        if (now := (waiting.round, waiting.here)) != self._last:
+        from keyhole.service.status import gathers
+
+        if (now := (waiting.round, waiting.is_drawn, waiting.here)) != self._last:
             self._last, self._since, self._is_told = now, self._clock(), False
         is_still = self._clock() - self._since >= _PATIENCE
+        if not self._is_told and is_still and not waiting.is_drawn:
+            self._is_told = True
+            click.echo(gathers(waiting.round, waiting.here, waiting.goal), err=True)
         if not self._is_told and is_still and waiting.missing:
             self._is_told = True
             more = len(waiting.missing) - _NAMED

@@ -315,6 +315,7 @@ def _published_app(
 ) -> App:
     """Makes the service of one worker."""
     from keyhole.service.app import App
+    from keyhole.service.lobby import WaitingRoom
     from keyhole.service.reading import RoundsDirectory
     from keyhole.service.spool import UpdateSpool
     from keyhole.service.status import UPDATES
@@ -329,6 +330,7 @@ def _published_app(
         access=access,
         spool=None if options["token_key"] is None else UpdateSpool(directory / UPDATES),
         admit=partial(admit, pace=pace, uniform=rng.random),
+        note=WaitingRoom(directory).note,
         extra_routes=extra(rounds),
         rng=rng,
         metrics=metrics,

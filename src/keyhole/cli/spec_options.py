@@ -41,6 +41,7 @@ _GROUP_OF = {
     "cohort": CLIENTS,
     "client": CLIENTS,
     "client.negatives": KEYS,
+    "cohort.seconds": PLACE,
     "delivery": DELIVERY,
     "server": AGGREGATION,
     "aggregation": AGGREGATION,
@@ -70,6 +71,7 @@ _NAMES = {
 _SHOWN = {
     "delivery": "on-demand; broadcast where clients take every key",
     "server.optimizer": "the algorithm's",
+    "cohort.seconds": "no limit; 600 with --concurrency or --sampling check-in",
     "aggregation.trim": "0.2 with trimmed-mean",
     "aggregation.untouched": "left-out",
 }

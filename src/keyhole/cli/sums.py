@@ -21,18 +21,14 @@ from keyhole.cli.options import (
     refuse,
 )
 from keyhole.cli.token import read_token, refuse_token
-from keyhole.files import kept_secret
 
 if TYPE_CHECKING:
-    import threading
-
     from keyhole.device.device import Device
     from keyhole.device.take_part import Send
+    from keyhole.front.devices import Aggregators
     from keyhole.rounds.spec import RunSpec
-    from keyhole.service.sum_services import SumServices
 
 
-_SALT = "aggregators.salt"
 _WITH_TWO = "goes with --aggregators"
 
 
@@ -151,23 +147,22 @@ def check_aggregator_flags(options: Mapping[str, Any]) -> dict[str, Any]:
     return {**options, "aggregation": name}
 
 
-def sum_services(options: Mapping[str, Any], directory: Path, stop: threading.Event) -> SumServices:
-    """Returns the aggregators of a run, whose directory keeps the salt of its sums."""
-    from keyhole.service.sum_services import SALT_BYTES, AggregatorClient, SumServices
-    from keyhole.wire.http import HttpClient
+def aggregators_of(options: Mapping[str, Any]) -> Aggregators | None:
+    """Returns the two aggregators of a run; None where updates arrive in the clear."""
+    from keyhole.front.devices import Aggregators
 
-    ca, insecure = options["aggregator_ca"], options["aggregators_insecure"]
-    pairs = list(zip(options["aggregators"], options["aggregator_tokens"], strict=True))
-    for _, file in pairs:
-        refuse_token(Path(file), "aggregator")
-    first, second = (
-        AggregatorClient(
-            HttpClient(url, ca=ca, stop=stop, insecure=insecure), read_token(Path(file)), party
-        )
-        for party, (url, file) in enumerate(pairs)
+    if not options["aggregators"]:
+        return None
+    first, second = map(Path, options["aggregator_tokens"])
+    for file in (first, second):
+        refuse_token(file, "aggregator")
+    return Aggregators(
+        options["aggregators"],
+        (read_token(first), read_token(second)),
+        options["aggregator_ca"],
+        options["min_clients"] or 0,
+        options["aggregators_insecure"],
     )
-    salt, min_clients = kept_secret(directory / _SALT, SALT_BYTES), options["min_clients"] or 0
-    return SumServices(first, second, salt=salt, min_clients=min_clients, stop=stop)
 
 
 def send_of(options: Mapping[str, Any], connect: Callable[[str, str, Path | None], Device]) -> Send:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -229,6 +231,29 @@ def refuse_token(file: Path, audience: str, device: str | None = None) -> None:
             f"{device}; pass the --client that the token is for, or ask the operator for another "
             "token"
         )
+
+
+_SIMULATED = re.compile(r"device-(\d+)")
+_AUDIENCES = {
+    "token_file": "slices",
+    "second_token_file": "slices",
+    "relay_token_file": "relay",
+    "aggregator_tokens": "aggregator",
+}
+
+
+def refuse_tokens(options: Mapping[str, Any]) -> None:
+    """Raises InputError where a token of `keyhole device` is for another client of the data, whose
+    update this one's would be, or for another kind of service."""
+    from keyhole.wire.assignment import device_name, name_in
+
+    client = options["client"]
+    for option, audience in _AUDIENCES.items():
+        given = options[option] or ()
+        for file in given if isinstance(given, tuple) else (given,):
+            is_named = _SIMULATED.fullmatch(name_in(read_token(Path(file)))) is not None
+            mine = device_name(client) if client is not None and is_named else None
+            refuse_token(Path(file), audience, mine)
 
 
 def read_token(path: Path) -> str:

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from math import inf, isnan, nan
+from math import isnan, nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,6 @@ from keyhole.cli.options import (
     MODEL,
     PLACE,
     GroupedCommand,
-    NumberRange,
     in_group,
     json_option,
     log_options,
@@ -42,11 +41,11 @@ from keyhole.cli.runs import (
 from keyhole.cli.screen import WaitingNotice, import_shown
 from keyhole.cli.spec_options import keys_options, run_options, spec_from, spec_options
 from keyhole.cli.sums import (
+    aggregators_of,
     check_aggregator_flags,
     check_privacy_flags,
     check_served_clear,
     check_sum_flags,
-    sum_services,
     trainer_sum_options,
 )
 from keyhole.delivery import delivery_named
@@ -67,7 +66,6 @@ if TYPE_CHECKING:
 
 
 _UNKNOWN = "-"
-_DEVICE_SECONDS = 600.0  # that an asynchronous round waits for a device: it would keep its place
 
 
 def _task_defaults() -> str:
@@ -108,7 +106,8 @@ def _row(spec: RunSpec) -> tuple[str, ...]:
     help="Repetitions, each with randomness of its own.",
 )
 @spec_options(
-    *("--cohort", "--sampling", "--algorithm", "--client-lr"),
+    *("--cohort", "--sampling", "--over-selection", "--min-updates"),
+    *("--min-waiting", "--rest", "--min-memory-mb", "--algorithm", "--client-lr"),
     *("--batch-size", "--epochs", "--client-momentum", "--client-clip-norm"),
     *("--max-examples", "--min-examples"),
 )
@@ -169,14 +168,7 @@ def _row(spec: RunSpec) -> tuple[str, ...]:
     help="With --devices: sign manifests with this key, of `keyhole token signing-key`, for "
     "devices that pin it.",
 )
-@in_group(
-    PLACE,
-    "--round-seconds",
-    type=NumberRange(0, min_open=True),
-    show_default="no limit; 600 with --concurrency",
-    help="With --devices: close a round after this many seconds with what has arrived. With "
-    "--concurrency: wait this long for a device.",
-)
+@spec_options("--round-seconds")
 @in_group(
     PLACE,
     "--named-cohorts",
@@ -240,7 +232,7 @@ def _train(
         for trial in range(trials)
     ]
     with (
-        _rounds(trials, options, home / "trial-0") as (kind_of, on_record),
+        _rounds(spec, trials, options, home / "trial-0") as (kind_of, on_record),
         _opened_engine(options, experiment) as (execute, hold),
     ):
         made = run_trials(work, trials, True, kind_of, execute, hold, trackers, on_record)
@@ -280,8 +272,6 @@ def _described(directory: Path, result: Result) -> dict[str, Any]:
 def _check_flags(options: Mapping[str, Any], spec: RunSpec) -> None:
     """Refuses flags that contradict each other or would do nothing."""
     delivery, engine = spec.delivery, spec.engine
-    if options["devices"] and delivery:
-        raise click.UsageError("--delivery: devices choose their own")
     is_alone = options["devices"] and not options["aggregators"]
     if is_alone:
         check_served_clear(spec)
@@ -298,51 +288,44 @@ def _check_flags(options: Mapping[str, Any], spec: RunSpec) -> None:
     if engine != "ray":
         refuse(options, ("address", "shards"), "goes with --engine ray")
     if options["devices"] is None:
+        if spec.cohort.sampling == "check-in":
+            raise click.UsageError("--sampling check-in goes with --devices")
         served = "round_seconds", "named_cohorts", "replace_rounds", "metrics_listen"
         refuse(options, served, "goes with --devices")
 
 
 @contextmanager
 def _rounds(
-    trials: int, options: Mapping[str, Any], run: Path
+    spec: RunSpec, trials: int, options: Mapping[str, Any], run: Path
 ) -> Iterator[tuple[Callable[[threading.Event], Rounds | None], OnRecord | None]]:
     """What makes the rounds, this process or the devices of a service; and what tells how they
     ended."""
-    directory, seconds = options["devices"], options["round_seconds"]
+    directory = options["devices"]
     if directory is None:
         yield lambda stop: None, None
         return
     if trials > 1:
         raise click.UsageError("--devices trains one trial at a time")
-    from keyhole.service.inbox import SpoolInbox
-    from keyhole.service.publishing import Publisher
-    from keyhole.service.served import Served
-    from keyhole.service.spool import UpdateSpool
-    from keyhole.service.status import UPDATES
+    from keyhole.front.devices import Devices
     from keyhole.service.telling import TrainerTelling
-    from keyhole.wire.signing import SigningKey
 
-    key = SigningKey.load(options["signing_key"]) if options["signing_key"] else None
     is_terminal = sys.stderr.isatty()
     telling = TrainerTelling(directory, run, is_quiet=is_terminal)
     notice = WaitingNotice() if is_terminal else None
-    with Publisher(directory, key) as publisher, _metrics_at(options, telling):
-        if not (options["replace_rounds"] or (run / "plan.json").exists()):
-            publisher.check_unused()
 
-        def on_look(waiting: Waiting) -> None:
-            telling(waiting)
-            if notice is not None:
-                notice(waiting)
+    def on_look(waiting: Waiting) -> None:
+        telling(waiting)
+        if notice is not None:
+            notice(waiting)
 
-        def make(stop: threading.Event) -> Rounds:
-            spool = SpoolInbox(UpdateSpool(directory / UPDATES))
-            inbox = sum_services(options, run, stop) if options["aggregators"] else spool
-            usual = inf if options["concurrency"] is None else _DEVICE_SECONDS
-            made = Served(publisher, inbox, seconds=seconds or usual, stop=stop, on_arrival=on_look)
-            made.goes_on, made.named = options["replace_rounds"], options["named_cohorts"]
-            return made
-
+    devices = Devices(
+        directory,
+        options["signing_key"],
+        aggregators_of(options),
+        options["named_cohorts"],
+        options["replace_rounds"],
+    )
+    with devices.rounds(spec, run, on_look) as make, _metrics_at(options, telling):
         yield make, telling.closed
 
 

@@ -1,5 +1,6 @@
 """Opens the examples of clients: your own, known files, imported once, or made from a seed."""
 
+from keyhole.data.at_devices import at_devices
 from keyhole.data.cache import cache_root
 from keyhole.data.federated import Dataset, FederatedData, Ragged, draw_pool, hold_out
 from keyhole.data.open import list_datasets, make_synthetic, open_dataset, verify
@@ -11,6 +12,7 @@ __all__ = [
     "Dataset",
     "FederatedData",
     "Ragged",
+    "at_devices",
     "cache_root",
     "draw_pool",
     "from_arrays",

@@ -177,7 +177,15 @@ class Dataset:
     inputs: Mapping[str, str] = field(default_factory=dict)
     target: str | None = None
 
+    @property
+    def is_at_devices(self) -> bool:
+        """Whether nobody's examples are here, to train on: devices hold them."""
+        return "train" in self.splits and not len(self.splits["train"])
+
     def __repr__(self) -> str:
+        if self.is_at_devices:
+            keys = ", ".join(f"{column} -> {space}" for column, space in self.inputs.items())
+            return f"<data set {self.name}: at devices; keys {keys}>"
         counts = ", ".join(
             f"{split} {len(data):,} clients with {int(data.counts.sum()):,} examples"
             for split, data in self.splits.items()

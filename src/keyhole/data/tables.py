@@ -126,11 +126,11 @@ def from_files(
 def read_tables(files: Sequence[Path], progress: Progress) -> dict[str, Any]:
     """Returns the columns of a table that lies in one file or several."""
     for path in files:
-        if path.suffix not in _READERS or not path.is_file():
+        if path.suffix not in READERS or not path.is_file():
             raise bad_file(
                 path,
                 f"a name that ends in {path.suffix!r}" if path.is_file() else "no such file",
-                f"a file that ends in {', '.join(_READERS)}",
+                f"a file that ends in {', '.join(READERS)}",
                 fix="convert it, or name another",
             )
     if not files:
@@ -144,7 +144,7 @@ def read_tables(files: Sequence[Path], progress: Progress) -> dict[str, Any]:
             progress(before + done, sum(sizes))
 
         with reading(path, f"a whole {path.suffix} file"):
-            tables.append(_READERS[path.suffix](path, tell))
+            tables.append(READERS[path.suffix](path, tell))
         tell(sizes[number])
     first = tables[0]
     if len(tables) == 1:
@@ -311,7 +311,7 @@ def _arrow_column(chunked: Any) -> Any:
     return chunked.to_pylist()
 
 
-_READERS: Mapping[str, Callable[[Path, Callable[[int], None]], dict[str, Any]]] = {
+READERS: Mapping[str, Callable[[Path, Callable[[int], None]], dict[str, Any]]] = {
     ".csv": _read_csv,
     ".jsonl": _read_jsonl,
     ".npz": _read_npz,

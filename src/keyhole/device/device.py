@@ -40,7 +40,7 @@ from keyhole.errors import (
 )
 from keyhole.primitives.layout import ClientKeys
 from keyhole.primitives.report import Report
-from keyhole.wire.assignment import Phase, Wait, claims_in
+from keyhole.wire.assignment import CheckIn, Phase, Wait, claims_in
 from keyhole.wire.http import OCTETS, HttpClient
 from keyhole.wire.manifest import (
     MAX_BYTES,
@@ -64,6 +64,7 @@ _JSON = "application/json"
 _MAX_MESSAGE = 1 << 16  # bytes of an answer to a check-in
 _MAX_ROUNDS = 4  # manifests that are kept
 _MAX_WAIT = 3600.0  # seconds, whatever a service asks for
+_NOTHING_SAID = CheckIn()
 
 
 class Assignment(msgspec.Struct, frozen=True):
@@ -129,6 +130,7 @@ class Device:
         trainer_key: whose signature every manifest must have; None takes any, and no part in
             secure sums.
         trust_service: whether it takes part in them without that key, on the service's word.
+        says: what it says of itself when it checks in; nothing, unless told.
         stop: once set, waiting ends at once and nothing is tried again.
         clock: how time passes; one that waits for `stop` if None.
         insecure: lets plain `http` leave this machine.
@@ -151,6 +153,7 @@ class Device:
         max_answer: int = 256 << 20,
         trainer_key: TrainerKey | None = None,
         trust_service: bool = False,
+        says: CheckIn = _NOTHING_SAID,
         stop: threading.Event | None = None,
         clock: Clock | None = None,
         insecure: bool = False,
@@ -158,7 +161,7 @@ class Device:
         self.stop = threading.Event() if stop is None else stop
         self.clock = Clock(sleep=self.stop.wait) if clock is None else clock
         self._token, self._cache, self._trainer_key = token, cache, trainer_key
-        self._max_keys, self.max_answer = max_keys, max_answer
+        self._max_keys, self.max_answer, self.says = max_keys, max_answer, says
         self._is_pinned = trainer_key is not None or trust_service
         self.client = HttpClient(
             url,
@@ -200,13 +203,15 @@ class Device:
 
     def check_in(self) -> Assignment | Wait:
         """Asks to take part; returns the round, or how many seconds to wait before asking again.
+        Says of the device what `says` has.
 
         Raises:
             AccessError: the token of the device is not good.
             ServiceError: no usable answer.
         """
+        said = b"" if self.says == CheckIn() else msgspec.json.encode(self.says)
         got = self.client.send(
-            "/v1/checkin", b"", token=self._token, limit=_MAX_MESSAGE, content_type=_JSON
+            "/v1/checkin", said, token=self._token, limit=_MAX_MESSAGE, content_type=_JSON
         )
         told: _CheckedIn = _message(got.body, _CheckedIn)
         if told.round is None:

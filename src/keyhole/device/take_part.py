@@ -32,6 +32,7 @@ from keyhole.errors import (
     StaleError,
     TooLateError,
     UntimelyError,
+    ViolationError,
 )
 from keyhole.keys.budget import DeviceClass
 from keyhole.primitives.layout import KeysBySpace
@@ -40,7 +41,7 @@ from keyhole.rounds.clients import ClientJob, Clients, check_keys_per_client, ch
 from keyhole.rounds.spec import DeviceSpec
 from keyhole.server.client_states import MAX_STATE_BYTES, ClientStates
 from keyhole.wire.assignment import Wait
-from keyhole.wire.messages import SUM_SETTING, bound_of, refuse_clear
+from keyhole.wire.messages import DELIVERY_SETTING, SUM_SETTING, bound_of, refuse_clear
 
 Fetch: TypeAlias = Callable[[Device, Assignment, DeviceKeys], Submodel]
 """How a device gets its sub-model: `Device.fetch`, `fetch_at_home`, `QueryFetch` and the like."""
@@ -133,6 +134,32 @@ def fetch_by(
         (relay,) = parties
         return RelayedFetch(relay.client, pinned, relay.token_for(""))
     return fetch_at_home if about.route == "whole" else Device.fetch
+
+
+@dataclass(frozen=True)
+class AllowedFetch:
+    """Fetches as each round says, if the operator of the device allows it.
+
+    Args:
+        by_name: the deliveries that are allowed -> how they fetch.
+        usual: that of rounds which do not say.
+    """
+
+    by_name: Mapping[str, Fetch]
+    usual: str
+
+    def __call__(self, device: Device, round: Assignment, keys: DeviceKeys) -> Submodel:
+        """Fetches; raises ViolationError where the round says another delivery: nothing was asked
+        for."""
+        settings = device.known(round).manifest.settings
+        name = settings.get(DELIVERY_SETTING) or self.usual
+        if name not in self.by_name:
+            raise ViolationError(
+                f"the round is fetched in a way that this device does not allow: got {name!r}; "
+                f"expected {' or '.join(sorted(self.by_name))}; nothing was asked for; if its "
+                "operator agrees, start the device with that --delivery and the URLs of its parties"
+            )
+        return self.by_name[str(name)](device, round, keys)
 
 
 def take_part(device: Device, participant: Participant, done: str | None = None) -> Taken | Wait:
@@ -321,12 +348,16 @@ class DeviceSettings(msgspec.Struct, frozen=True):
         shared_keys: whether all clients of a round draw the same random keys.
         spec: how to train, as `RunSpec.for_devices` tells it; None in runs of functions of your
             own.
+        delivery: the name of how slices are fetched; empty leaves it to the device.
+        aggregation: the name of how updates are added up; empty likewise.
     """
 
     nonce: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
     keys_per_client: dict[str, int]
     shared_keys: bool = False
     spec: dict[str, Any] | None = None
+    delivery: str = ""
+    aggregation: str = ""
 
     @property
     def run(self) -> DeviceSpec:

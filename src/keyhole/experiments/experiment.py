@@ -6,15 +6,13 @@ import platform
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.metadata import version
 from math import inf
 from pathlib import Path
 from typing import Any, TypeAlias, cast
-
-import numpy as np
 
 from keyhole.aggregation import aggregation_named
 from keyhole.aggregation.base import AGGREGATION, Aggregation, Rounding, about_of
@@ -53,7 +51,7 @@ from keyhole.rounds.machine import Buffering, exponential
 from keyhole.rounds.record import RoundRecord
 from keyhole.rounds.round import Executor, in_process
 from keyhole.rounds.spec import RunParts, RunSpec
-from keyhole.sampling import Cohorts, Stream, generator
+from keyhole.sampling import UNCOUNTED, Cohorts, Stream, generator
 from keyhole.server.client_states import MAX_STATE_BYTES
 from keyhole.server.state import ServerState
 from keyhole.server.store import holds_store
@@ -75,6 +73,11 @@ engine that is named by its class is checked once it is made."""
 
 Hold: TypeAlias = Callable[[ServerState], ServerState]
 """Takes over a server's state that was made in this process; returns the one to train."""
+
+
+def _no_metrics(_: ServerState) -> Mapping[str, float]:
+    """What is measured of a split that is at devices."""
+    return {}
 
 
 def hold_here(state: ServerState) -> ServerState:
@@ -159,7 +162,7 @@ class Experiment:
         """The task on this dataset."""
         minimum, splits = self.spec.client.min_examples, self.dataset.splits
         train = splits["train"].with_at_least(minimum)
-        if not len(train):
+        if not (len(train) or self.dataset.is_at_devices):
             raise InputError(
                 f"no client has this many examples: got min_examples {minimum}; expected at "
                 f"most {splits['train'].counts.max(initial=0)}, which the largest has; ask for "
@@ -220,7 +223,7 @@ class Experiment:
         """The population; trials share what it has compiled."""
         slots = {name: [m] for name, m in self.keys_per_client.items()}
         return Clients(
-            count=self.task.clients,
+            count=self._population,
             data=self.task.data,
             choose=choose_with(self._choices, self.task.count_keys),
             train=trainer_of(self.task.model, self.algorithm.client, slots),
@@ -255,14 +258,28 @@ class Experiment:
                 "table of public data with tf_idf_by"
             )
 
+    @property
+    def _population(self) -> int:
+        """How many clients there are."""
+        if self.spec.cohort.sampling == "check-in":
+            return UNCOUNTED
+        if self.dataset.is_at_devices:
+            raise InputError(
+                "devices hold the data of this run, and nobody knows them beforehand: got "
+                f"{self.spec.cohort.sampling} sampling; expected check-in; train with --sampling "
+                "check-in and --devices DIR"
+            )
+        return self.task.clients
+
     def run_parts(self, trial: int) -> RunParts:
         """Returns what stays the same in every round of one trial."""
-        asked, clients = self.spec.cohort, self.task.clients
+        asked, clients = self.spec.cohort, self._population
         size = min(asked.size, clients)  # as large as the population allows
         over = min(asked.over_selection, clients / size)
+        drawn = asked.drawing() | {"size": size, "over_selection": over}
         stream, private = self.spec.asynchronous, self.spec.privacy
         return RunParts(
-            cohorts=Cohorts(clients, **asked.values() | {"size": size, "over_selection": over}),
+            cohorts=Cohorts(clients, **drawn),
             keys_per_client=self.keys_per_client,
             seed=self.spec.seed,
             trial=trial,
@@ -421,7 +438,8 @@ class Experiment:
                 write_seconds(directory, seconds)
         if run.next_round < self.spec.rounds:
             return None
-        result = self._result(run, seconds, notes, digest_of(asked))
+        found = Evaluation(self._metrics("test")).of(run.state)
+        result = Result.of(run.records, found, seconds, notes, digest_of(asked))
         on_end(run)
         if directory is not None:
             write_result(directory, result)
@@ -459,7 +477,7 @@ class Experiment:
 
     def _metrics(self, split: str) -> Metrics:
         """The task's metrics on a split, and your own."""
-        usual, ref = self.task.metrics[split], self.spec.metrics
+        usual, ref = self.task.metrics.get(split, _no_metrics), self.spec.metrics
         if ref is None:
             return usual
         own = Evaluation(self._own("metrics"))
@@ -479,19 +497,3 @@ class Experiment:
     def _curve_split(self) -> str:
         """Validation where there is one, else test, as in the paper's EMNIST figures."""
         return "validation" if "validation" in self.task.metrics else "test"
-
-    def _result(self, run: Run, seconds: float, notes: Iterable[str], digest: str) -> Result:
-        down = [b for record in run.records for b in record.bytes_down]
-        up = [b for record in run.records for b in record.bytes_up]
-        sizes = [size for record in run.records for size in record.client_sizes if size]
-        return Result(
-            rounds=run.next_round,
-            seconds=seconds,
-            metrics=Evaluation(self._metrics("test")).of(run.state),
-            client_size=float(np.mean(sizes)) if sizes else None,
-            bytes_down=float(np.mean(down)) if any(down) else None,
-            bytes_up=float(np.mean(up)),
-            records=len(run.records),
-            notes=list(notes),
-            run=digest,
-        )

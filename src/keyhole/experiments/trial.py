@@ -10,16 +10,23 @@ of none.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+
 from keyhole.errors import InputError
 from keyhole.files import make_directory, replacing, write_all
 from keyhole.rounds.fields import flatten, typed
-from keyhole.rounds.record import metrics_from_json, metrics_to_json, read_records
+from keyhole.rounds.record import (
+    RoundRecord,
+    metrics_from_json,
+    metrics_to_json,
+    read_records,
+)
 from keyhole.rounds.spec import RunSpec
 from keyhole.server.store import drop_unused_store, holds_store
 
@@ -52,6 +59,30 @@ class Result:
     records: int
     notes: list[str]
     run: str
+
+    @staticmethod
+    def of(
+        records: Sequence[RoundRecord],
+        metrics: Mapping[str, float],
+        seconds: float,
+        notes: Iterable[str],
+        run: str,
+    ) -> Result:
+        """Returns what rounds have reached, the last of which is the run's last."""
+        down = [b for record in records for b in record.bytes_down]
+        up = [b for record in records for b in record.bytes_up]
+        sizes = [size for record in records for size in record.client_sizes if size]
+        return Result(
+            rounds=records[-1].round + 1,
+            seconds=seconds,
+            metrics=metrics,
+            client_size=float(np.mean(sizes)) if sizes else None,
+            bytes_down=float(np.mean(down)) if any(down) else None,
+            bytes_up=float(np.mean(up)),
+            records=len(records),
+            notes=list(notes),
+            run=run,
+        )
 
 
 @dataclass(frozen=True)
@@ -191,15 +222,17 @@ def _difference(directory: Path, asked: Mapping[str, Any]) -> InputError | None:
 
 
 _IDENTITY = ".identity"
+_NOT_COMPARED = ("rounds", "cohort.seconds")  # a run may be made longer, and its rounds too
 _FREE = (("data", str), ("engine", str))  # names of the library's; those of one's own are tables
 
 
 def _compared(run: Mapping[str, Any]) -> dict[str, Any]:
     """What two runs must share, by name: fields of the record as they are called, others as
     `dataset.kind`. The same data may lie elsewhere: its facts are compared."""
-    spec = {k: v for k, v in run["spec"].items() if k != "rounds" and (k, type(v)) not in _FREE}
+    spec = {k: v for k, v in run["spec"].items() if (k, type(v)) not in _FREE}
     facts = {k: v for k, v in run.items() if k not in ("versions", "titles", "spec")}
-    return flatten(facts) | flatten(_with_names(spec))
+    found = flatten(facts) | flatten(_with_names(spec))
+    return {name: value for name, value in found.items() if name not in _NOT_COMPARED}
 
 
 def _with_names(told: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -23,7 +24,7 @@ from keyhole.experiments.trial import Result
 from keyhole.front.task import Metric, measure
 from keyhole.parts import near_miss
 from keyhole.rounds.cores import Cores
-from keyhole.rounds.loop import Run
+from keyhole.rounds.loop import Rounds, Run
 from keyhole.rounds.record import RoundRecord, read_records
 from keyhole.rounds.spec import RunSpec
 from keyhole.server.state import ServerState
@@ -306,8 +307,10 @@ def run_trial(
     directory: Path | None,
     progress: bool | OnRound,
     trackers: Sequence[Tracker] = (),
+    kind_of: Callable[[threading.Event], Rounds | None] = lambda stop: None,
 ) -> TrainedTrial:
-    """Runs one trial; Ctrl-C ends it after the round under way, which is kept."""
+    """Runs one trial, whose rounds are made by what `kind_of` returns for the event that stops
+    them, or in this process. Ctrl-C ends it after the round under way, which is kept."""
     ended: list[Run] = []
     records: list[RoundRecord] = []
     made = rounds_kept(directory)
@@ -328,6 +331,7 @@ def run_trial(
             on_failure=lambda said: warnings.warn(said, RuntimeWarning, stacklevel=1),
             execute=experiment.engine or Cores(),
             stop=stop,
+            kind=kind_of(stop),
             on_end=ended.append,
         )
     if result is None:

@@ -27,9 +27,10 @@ from keyhole.models.model import Model
 from keyhole.parts import near_miss
 from keyhole.primitives.keyspace import KeySpace
 from keyhole.primitives.layout import KeysBySpace
+from keyhole.rounds.cohort_spec import CohortSpec
 from keyhole.rounds.evaluate import predictor
 from keyhole.rounds.loop import metric_number
-from keyhole.rounds.spec import ClientSpec, CohortSpec, KeySpec, RunSpec, ServerSpec
+from keyhole.rounds.spec import ClientSpec, KeySpec, RunSpec, ServerSpec
 
 Metric: TypeAlias = Callable[[Array, Batch], float]
 """`(outputs of the model, examples) -> number`, on all examples of a split at once."""
@@ -46,7 +47,8 @@ class Task:
 
     Args:
         model: `kh.torch.Model` or `kh.jax.Model`, with its cuts.
-        data: with a train and a test split, such as `kh.data.from_pandas(...).hold_out(0.1)`.
+        data: with a train and a test split, such as `kh.data.from_pandas(...).hold_out(0.1)`; or
+            what devices hold, such as `kh.data.at_devices(inputs={"item": "item"})`.
         keys: how clients choose keys; one choice for all key spaces, or one for each by its name.
         metrics: name -> `(outputs, examples) -> number`, on the test split. The first is the one
             that figures show.
@@ -70,19 +72,24 @@ class Task:
     name: str = "task"
 
     def __post_init__(self) -> None:
-        _check_inputs(self.spaces, self.data)
         _check_unknown(self)
-        if not isinstance(self.model, TrainsItself):
-            _check_lengths(self.data)
         for split in ("train", "test"):
             if split not in self.data.splits:
                 raise InputError(
                     f"the data have no {split} split: got {', '.join(self.data.splits)}; expected "
                     "train and test; call .hold_out(0.1) on them"
                 )
-        for column, space in self.data.inputs.items():
-            for clients in self.data.splits.values():
-                _check_keys(column, self.spaces[space], clients)
+        self._check_data(self.data)
+
+    def _check_data(self, data: Dataset) -> None:
+        """Raises InputError where data are not what the task's are declared to be."""
+        _check_inputs(self.spaces, data)
+        if not isinstance(self.model, TrainsItself):
+            _check_lengths(data)
+        for column, space in data.inputs.items():
+            for clients in data.splits.values():
+                if len(clients):
+                    _check_keys(column, self.spaces[space], clients)
 
     def __repr__(self) -> str:
         spaces = ", ".join(f"{name} of {s.num_keys:,} keys" for name, s in self.spaces.items())
@@ -147,8 +154,11 @@ class Task:
 
     def make(self, dataset: Dataset, sizes: Mapping[str, int], is_tuning: bool) -> TaskParts:
         """Returns the task on a data set of the same columns."""
+        if dataset is not self.data:
+            self._check_data(dataset)
         train = dataset.splits["train"]
-        predictions = {split: self._predictions(data) for split, data in dataset.splits.items()}
+        held = {split: data for split, data in dataset.splits.items() if len(data)}
+        predictions = {split: self._predictions(data) for split, data in held.items()}
         return TaskParts(
             model=self.model,
             clients=len(train),
@@ -259,7 +269,7 @@ def _check_inputs(spaces: Mapping[str, KeySpace], data: Dataset) -> None:
     """Raises InputError where a declaration names what is not there, or is missing."""
     columns = data.splits["train"].columns
     for column, space in data.inputs.items():
-        if column not in columns:
+        if column not in columns and not data.is_at_devices:
             raise InputError(
                 f"inputs name a column that the data do not have: got {column!r}; expected "
                 f"{', '.join(columns)}; {near_miss(column, columns)}"

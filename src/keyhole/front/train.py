@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +16,13 @@ from keyhole.arrays import Tree
 from keyhole.errors import InputError
 from keyhole.experiments.experiment import Experiment, Start
 from keyhole.experiments.trackers import Tracked, trackers_of
+from keyhole.front.devices import Devices
 from keyhole.front.run import TrainedRun, run_trial
 from keyhole.front.task import Task, check_choice
 from keyhole.identity import Ref, identity_of
 from keyhole.parts import near_miss
 from keyhole.rounds.fields import SpecField, spec_fields
+from keyhole.rounds.loop import Rounds
 from keyhole.rounds.record import RoundRecord
 from keyhole.rounds.spec import RunSpec
 from keyhole.sampling import check_count
@@ -41,6 +45,7 @@ def train(
     start: TrainedRun | Tree | None = None,
     progress: bool | Callable[[int, RoundRecord], None] = True,
     tracker: Tracked | Sequence[Tracked] | None = None,
+    devices: Devices | Path | str | None = None,
     **settings: Any,
 ) -> TrainedRun:
     """Trains a task for some rounds, or goes on where the same call stopped.
@@ -57,6 +62,8 @@ def train(
         progress: False prints nothing; a function is called with the trial and each record.
         tracker: one or several, of `kh.trackers` or your own, that are told every round; or names:
             "tensorboard", "mlflow", "wandb", which write beside `out`. It is no part of the run.
+        devices: those of a slice service train in place of clients in this process: the directory
+            that `keyhole serve` serves, or a `Devices` that says more. Their run is kept in `out`.
         settings: fields of a `RunSpec` by the names of the options of `keyhole train`, such as
             `cohort=50, client_lr=0.1, algorithm="FedAdam"`; delivery, aggregation, optimizer
             and engine may be objects of your own.
@@ -68,15 +75,35 @@ def train(
     spec, data, parts = _spec_and_parts(task, rounds, m, settings)
     experiment = Experiment(spec, data, parts, starts=_starts(start, trials))
     asked, clients = spec.cohort.size, experiment.task.clients
-    if progress is True and "cohort" in settings and asked > clients:
+    is_counted = spec.cohort.sampling != "check-in"
+    if progress is True and "cohort" in settings and asked > clients and is_counted:
         sys.stderr.write(f"cohort is {asked} of {clients} clients: every round asks all of them\n")
     folder = None if out is None else Path(out)
     trackers = trackers_of(tracker, Path("keyhole-runs") if folder is None else folder.parent)
     runs = []
-    for trial in range(trials):
-        directory = None if folder is None else folder / f"trial-{trial}"
-        runs.append(run_trial(experiment, trial, directory, progress, trackers))
+    with _rounds_of(devices, spec, folder, trials) as kind_of:
+        for trial in range(trials):
+            directory = None if folder is None else folder / f"trial-{trial}"
+            runs.append(run_trial(experiment, trial, directory, progress, trackers, kind_of))
     return TrainedRun(runs, folder, lambda: experiment)
+
+
+@contextmanager
+def _rounds_of(
+    devices: Devices | Path | str | None, spec: RunSpec, folder: Path | None, trials: int
+) -> Iterator[Callable[[threading.Event], Rounds | None]]:
+    """What makes the rounds: this process, or devices."""
+    if devices is None:
+        yield lambda stop: None
+        return
+    if folder is None or trials > 1:
+        raise InputError(
+            f"devices train one trial, which is kept: got {trials} trials and out={folder}; "
+            "expected 1 and a directory; pass out=DIRECTORY, so that a run that is stopped goes on"
+        )
+    reached = devices if isinstance(devices, Devices) else Devices(devices)
+    with reached.rounds(spec, folder / "trial-0") as make:
+        yield make
 
 
 def _starts(start: TrainedRun | Tree | None, trials: int) -> dict[int, Start]:

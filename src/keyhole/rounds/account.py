@@ -19,7 +19,9 @@ of them has, if clients do not drop out because of their data.
 who cannot know: `Drawn`. Where cohorts are simulated in one process, the account is that of their
 sampler, for a run whose cohorts stay secret. Over a service, the slice service and the aggregators
 see who takes part, so that every client counts in each round that it may have been in: in all, or
-where cohorts are cyclic, which `Attendance` holds them to, once in `separation`. Where a secret of
+where cohorts are cyclic, or devices that check in rest between two rounds, once in `separation`,
+which `Attendance` holds them to. Nothing is ever counted for the drawing of devices that check in:
+who waits is up to them and to the service, and no uniform sample. Where a secret of
 the run draws them, those who see only models are told besides what it costs for them
 (`epsilon_unseen`).
 """
@@ -41,9 +43,11 @@ from keyhole.errors import InputError
 from keyhole.primitives.layout import Layout
 from keyhole.rounds.draws import Drawn
 from keyhole.rounds.record import RoundRecord
-from keyhole.sampling import Cohorts
+from keyhole.sampling import UNCOUNTED, Cohorts
 
 _NEVER = -1
+_AT_FIRST = 1 << 20  # clients that there is room for before more than these are met
+_APART = ("cyclic", "check-in")  # cohorts that keep two rounds of a client `separation` apart
 
 
 class Participation:
@@ -63,11 +67,11 @@ class Participation:
                 f"{population} clients; expected 1 or more of each; pass those of the strategy and "
                 "of the population"
             )
-        self.separation = separation
-        self._last = np.full(population, _NEVER, np.int64)
+        self.separation, self._population = separation, population
+        self._last = np.full(min(population, _AT_FIRST), _NEVER, np.int64)
 
     def __repr__(self) -> str:
-        return f"Participation({len(self._last)} clients, separation={self.separation})"
+        return f"Participation({self._population} clients, separation={self.separation})"
 
     def record(self, clients: NDArray[np.int64], round_index: int) -> None:
         """Notes a cohort, before its sum is used. Who drops out has taken part.
@@ -75,7 +79,9 @@ class Participation:
         Raises InputError where one of them is back too soon, or named twice, or unknown: nothing is
         noted, and the round must not be released.
         """
-        is_known = bool(((clients >= 0) & (clients < len(self._last))).all())
+        is_known = bool(((clients >= 0) & (clients < self._population)).all())
+        if is_known and (more := int(clients.max(initial=-1)) + 1 - len(self._last)) > 0:
+            self._last = np.pad(self._last, (0, more + len(self._last)), constant_values=_NEVER)
         last = self._last[clients] if is_known else np.empty(0, np.int64)
         rested = (last == _NEVER) | (round_index - last >= self.separation)
         too_soon = int(np.count_nonzero(~rested))
@@ -146,7 +152,7 @@ class Account:
         if privacy.kind == "correlated":
             undone *= privacy.strategy(cohorts).participations / privacy.rounds
             return Account(privacy, cohorts, undone, drawn)
-        if cohorts.sampling == "cyclic" or drawn == "named":
+        if cohorts.sampling in _APART or drawn == "named":
             return Account(privacy, cohorts, undone, drawn)
         failure = undone * cohorts.asked / cohorts.population
         if cohorts.sampling == "poisson":
@@ -200,13 +206,14 @@ class Account:
 
     def _mechanism(self) -> Mechanism:
         cohorts, rounds = self.cohorts, self.privacy.rounds
-        made = cohorts.population, cohorts.asked, self.privacy.noise
+        is_uncounted = cohorts.population == UNCOUNTED
+        population = cohorts.asked if is_uncounted else cohorts.population
+        made = population, cohorts.asked, self.privacy.noise
         if self.privacy.kind == "correlated":
             return Mechanism("separated", *made, "add-or-remove", "", rounds, self.failure)
-        if cohorts.sampling == "cyclic" or self.drawn != "simulated":
-            apart = cohorts.separation if cohorts.sampling == "cyclic" else 1
+        if cohorts.sampling in _APART or self.drawn != "simulated":
             known = Mechanism("participation", *made, "add-or-remove", failure=self.failure)
-            return replace(known, separation=apart)
+            return replace(known, separation=cohorts.separation)
         return _sampled(self.privacy, cohorts, self.failure)
 
 
@@ -234,7 +241,7 @@ class Attendance:
     ) -> None:
         self._privacy, self._next = privacy, 0
         self._took_part: Participation | None = None
-        if privacy is not None and cohorts.sampling == "cyclic":
+        if privacy is not None and cohorts.sampling in _APART:
             is_planned = privacy.kind == "correlated"
             separation = privacy.strategy(cohorts).separation if is_planned else cohorts.separation
             self._took_part = Participation(cohorts.population, separation)

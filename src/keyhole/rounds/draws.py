@@ -13,6 +13,7 @@ key). Not hidden: who takes part in a round, from the trainer, the slice service
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Literal, TypeAlias
@@ -63,6 +64,13 @@ class Draws:
         words, below = prg.words(population), (count << 64) // population
         taken = np.ones(population, bool) if below >> 64 else words < np.uint64(below)
         return tuple(np.flatnonzero(taken).tolist())
+
+    def among(self, waiting: Collection[str], count: int, t: int) -> list[str]:
+        """Returns `count` of the devices that wait, each as likely as any other; who waits, this
+        does not decide."""
+        names = sorted(waiting)
+        order = self._prg(b"check-in", t).permutation(len(names))
+        return [names[place] for place in order[:count].tolist()]
 
     def nonce(self, t: int) -> str:
         """Returns 32 hex digits, from which devices draw in round t."""

@@ -19,7 +19,7 @@ from keyhole.errors import InputError
 from keyhole.identity import Ref
 from keyhole.parts import near_miss
 
-VERSION = 5
+VERSION = 6
 NONE = "none"
 """Stands for None where a format has no word for it: TOML, and Flower's run config."""
 

@@ -133,6 +133,12 @@ class Synchronous:
 
     def prepare(self, parts: RunParts, directory: Path | None) -> RunParts:
         """Leaves the parts as they are: cohorts come from the seed."""
+        if parts.cohorts.sampling == "check-in":
+            raise InputError(
+                "no device can check in here: got check-in sampling in a run without a service; "
+                "expected rounds that are published for devices; train with --devices DIR, or "
+                "devices=DIR in kh.train, or choose another --sampling"
+            )
         return parts
 
     def next(

@@ -18,6 +18,8 @@ from msgspec import Meta
 
 from keyhole.errors import InputError
 from keyhole.identity import Ref, identity_of
+from keyhole.rounds.cohort_spec import CohortSpec
+from keyhole.rounds.cohort_spec import Share as _Share
 from keyhole.rounds.draws import SIMULATED, Draws
 from keyhole.rounds.fields import VERSION, Record, convert, merge, nest, read
 from keyhole.rounds.fields import Count as _Count
@@ -40,40 +42,11 @@ if TYPE_CHECKING:
     from keyhole.server.inputs import AboveNorm, HeldBy, InputBound
     from keyhole.server.row_sums import Over
 
-Sampling = Literal["fixed", "poisson", "cyclic"]
 MeanOver = Literal["cohort", "choosers", "examples", "nothing"]
 
 _DRAWN = ("random", "random-top", "independent")
 _MAX_SEED = 2**32 - 1
 _WHAT = "the record of a run"
-
-
-_Share = Annotated[float, Meta(ge=0, lt=1)]
-
-
-class CohortSpec(Record, frozen=True, kw_only=True):
-    """Client sampling and simulated dropout."""
-
-    size: Annotated[_Count, _said("Clients per round.", "--cohort")]
-    sampling: Annotated[
-        Sampling,
-        _said("Client sampling: fixed-size without replacement, Poisson, or cyclic.", "--sampling"),
-    ] = "fixed"
-    over_selection: Annotated[
-        Annotated[float, Meta(ge=1)],
-        _said(
-            "Over-selection: clients asked per update that a round waits for.", "--over-selection"
-        ),
-    ] = 1.0
-    min_updates: Annotated[
-        _CountOrNone, _said("Min updates with which a round makes a server step.", "--min-updates")
-    ] = 0
-    lost_before: Annotated[
-        _Share, _said("Share of clients that drop out before they receive slices.")
-    ] = 0.0
-    lost_after: Annotated[
-        _Share, _said("Share of clients that drop out before they send an update.")
-    ] = 0.0
 
 
 class ClientSpec(Record, frozen=True, kw_only=True):

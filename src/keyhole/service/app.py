@@ -47,12 +47,22 @@ from keyhole.service.routes import (
 )
 from keyhole.service.spool import UpdateSpool
 from keyhole.wire import messages
-from keyhole.wire.assignment import Admission, Admit, Fetched, OpenRound, RoundSource, SliceTable
+from keyhole.wire.assignment import (
+    Admission,
+    Admit,
+    CheckIn,
+    Fetched,
+    Note,
+    OpenRound,
+    RoundSource,
+    SliceTable,
+)
 from keyhole.wire.manifest import Manifest, digest_of, number_of
 from keyhole.wire.signing import SIGNATURE
 
 _PLACE = re.compile(r"0|[1-9][0-9]{0,18}")
 _BROADCAST = "everyone"
+_MAX_SAID = 256  # bytes of a check-in
 _MAX_LAYOUTS = 4  # remembered; two rounds are kept, and their layouts are mostly equal
 
 
@@ -254,6 +264,7 @@ class UpdateRoutes:
     guards: Guards
     spool: UpdateSpool | None  # where updates go; None for a service that takes none
     admit: Admit | None  # decides who takes part; None for a service without devices of its own
+    note: Note = lambda device, said, seconds: None  # told of those who wait
     _layouts: dict[str, Layout | None] = field(default_factory=dict)
     _checked_in: dict[str, set[str]] = field(default_factory=dict)  # of the newest round
 
@@ -271,6 +282,7 @@ class UpdateRoutes:
             raise self._takes_none()
         claims = access.device(request.headers, now)
         self.guards.count(request, claims)
+        said = CheckIn.read(await request.body(_MAX_SAID, self.guards.limits))
         current, has_sent = self.rounds.current(newest=True), False
         if current is not None and self.spool is not None:
             has_sent = self.spool.has(current.round, claims.device)
@@ -278,6 +290,7 @@ class UpdateRoutes:
                 current = replace(current, phase="closed")
         told = self.admit(claims.device, current, has_sent)
         if not isinstance(told, Admission):
+            self.note(claims.device, said, told.seconds)
             return json_response({"wait": told.seconds})
         self._note(told.round, claims.device)
         issue = partial(
@@ -398,6 +411,7 @@ class App:
     Args:
         spool: where updates go; None for a service that takes none.
         admit: decides which devices take part; None for a service without devices of its own.
+        note: told of devices that wait, for a trainer that draws cohorts from them.
         extra_routes: makers of further routes, counted, limited and refused like the others; each
             is given what stands before all routes.
         clock: unix seconds, for tokens.
@@ -414,6 +428,7 @@ class App:
         limits: Limits | None = None,
         spool: UpdateSpool | None = None,
         admit: Admit | None = None,
+        note: Note = lambda device, said, seconds: None,
         metrics: Metrics | None = None,
         extra_routes: Sequence[Callable[[Guards], Sequence[Route]]] = (),
         clock: Callable[[], float] = time.time,
@@ -425,7 +440,7 @@ class App:
         guards = Guards(access or Access(), self.limits, self.metrics, clock)
         routes = [
             *SliceRoutes(rounds, guards).routes(),
-            *UpdateRoutes(rounds, guards, spool, admit).routes(),
+            *UpdateRoutes(rounds, guards, spool, admit, note).routes(),
             *health_routes(self._ready),
             *(route for make in extra_routes for route in make(guards)),
         ]

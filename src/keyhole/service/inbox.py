@@ -19,7 +19,7 @@ from keyhole.rounds.spec import RunParts
 from keyhole.sampling import Outcome
 from keyhole.server.row_sums import BLOCK, BlockSum, pair_up, sum_block
 from keyhole.service.spool import UpdateSpool
-from keyhole.wire.assignment import device_name
+from keyhole.wire.assignment import NameOf, device_name
 from keyhole.wire.manifest import digest_of
 from keyhole.wire.messages import bound_settings, decode_update, split_report
 
@@ -111,9 +111,17 @@ class Inbox(Protocol):
     """
 
     def open(
-        self, t: int, asked: Sequence[int], layout: Layout, parts: RunParts
+        self,
+        t: int,
+        asked: Sequence[int],
+        layout: Layout,
+        parts: RunParts,
+        name: NameOf = device_name,
     ) -> Mapping[str, object]:
         """Gets ready for round t; returns what devices must know, for the settings of its manifest.
+
+        Args:
+            name: what each of its clients is called at the service.
 
         Raises:
             InputError: the run cannot be carried out this way.
@@ -156,9 +164,15 @@ class SpoolInbox:
     def __init__(self, spool: UpdateSpool) -> None:
         self._spool = spool
         self._round: tuple[int, Layout, RunParts]
+        self._name: NameOf = device_name
 
     def open(
-        self, t: int, asked: Sequence[int], layout: Layout, parts: RunParts
+        self,
+        t: int,
+        asked: Sequence[int],
+        layout: Layout,
+        parts: RunParts,
+        name: NameOf = device_name,
     ) -> Mapping[str, object]:
         """Devices need to know nothing more."""
         about = about_of(parts.aggregate)
@@ -174,7 +188,7 @@ class SpoolInbox:
                 f"{about.name}, over a service; expected two aggregators that add noise, or no "
                 "privacy; name --aggregators, or leave the noise out"
             )
-        self._round = t, layout, parts
+        self._round, self._name = (t, layout, parts), name
         return {}
 
     def begin(self, round_id: str, trailing: Sequence[str] = ()) -> None:
@@ -219,10 +233,11 @@ class SpoolInbox:
         """Returns what a client brought, if it brought anything; "refused" where its update is
         unusable."""
         _, layout, parts = self._round
-        if not self._spool.has(round_id, device_name(client)):
-            is_above = self._spool.refusal(round_id, device_name(client)) == "norm"
+        device = self._name(client)
+        if not self._spool.has(round_id, device):
+            is_above = self._spool.refusal(round_id, device) == "norm"
             return replace(nothing_of(client, outcome), is_above_norm=is_above)
-        body = self._spool.read(round_id, device_name(client))
+        body = self._spool.read(round_id, device)
         try:
             report, of_update = split_report(body, parts.bound)
             update, keys = decode_update(of_update, layout, 2**32, digest_of(round_id))

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
 
+from keyhole.aggregation.base import about_of
 from keyhole.delivery.base import Delivery
 from keyhole.delivery.clear import Pregenerated
 from keyhole.delivery.records import PLAIN, Coding, Demand
@@ -47,9 +48,11 @@ from keyhole.sampling import ClientStream, Outcome
 from keyhole.server.row_sums import RowUpdate
 from keyhole.server.state import ServerState
 from keyhole.service.inbox import CheckIns, Inbox, SpoolInbox, Summons, nothing_of, round_settings
+from keyhole.service.lobby import Lobby
 from keyhole.service.publishing import Publisher
 from keyhole.wire.assignment import device_name
 from keyhole.wire.manifest import number_of
+from keyhole.wire.messages import AGGREGATION_SETTING, DELIVERY_SETTING
 
 _MAX_TRAILING = 256  # rounds; more only trail where round after round ends without a step
 
@@ -59,11 +62,12 @@ class Waiting:
     """What a round waits for."""
 
     round: int
-    here: int  # updates that count
-    goal: int  # updates with which it closes
+    here: int  # updates that count; before it is drawn, devices that wait
+    goal: int  # updates with which it closes; before, devices that it is drawn from at the least
     missing: list[str]  # names of the devices whose update is not here
     name: str = ""  # of the round, as it is published
     seconds: float = inf  # until it closes with the updates that are here
+    is_drawn: bool = True
 
 
 @dataclass(frozen=True)
@@ -134,7 +138,7 @@ class Streamed:
             if not self._again:  # else devices may be at work in this round already
                 self._look(this)
             if machine.closed is None:
-                self._work(this, state, {**round_settings(t, parts), **settings})
+                self._work(this, state, {**self.served.settings(t, parts), **settings})
         except BaseException:  # the round is made again: anyone who has ended must not be forgotten
             self.load(before)
             raise
@@ -322,6 +326,8 @@ class Served:
     # cohorts from the seed, as a run in process draws them: anyone who knows the seed names them
     # beforehand, and the account says so
     named: bool = False
+    # draws cohorts from devices that check in; None draws from the clients that the run knows
+    lobby: Lobby | None = None
     # called at every look with what the round waits for
     on_arrival: Callable[[Waiting], None] = lambda waiting: None
     clock: Callable[[], float] = time.monotonic
@@ -336,8 +342,19 @@ class Served:
     def prepare(self, parts: RunParts, directory: Path | None) -> RunParts:
         """Returns the parts with cohorts that a secret of the run draws, unless they are named;
         it is kept in the file `secret` of the run's directory from the first round on."""
+        is_drawn_there = parts.cohorts.sampling == "check-in"
+        if is_drawn_there != (self.lobby is not None) or (is_drawn_there and self.named):
+            raise InputError(
+                "a cohort is drawn either from clients that the trainer knows or from devices that "
+                f"wait: got {parts.cohorts.sampling} sampling "
+                f"{'without' if self.lobby is None else 'with'} a lobby"
+                f"{', and cohorts named by the seed' * self.named}; expected check-in sampling "
+                "where devices check in, and no named cohorts there; choose one of the two"
+            )
         if directory is not None:
             self._secret_file, self._secret = directory / "secret", b""
+        if self.lobby is not None:
+            self.lobby.open(directory)
         return self._drawing(parts, b"")
 
     def _drawing(self, parts: RunParts, secret: bytes) -> RunParts:
@@ -358,15 +375,16 @@ class Served:
         if parts.buffering is not None:
             return self._stream(t, parts.buffering).next(t, state, parts)
         check_budget(t, state, parts)
-        asked = parts.draw_cohort(t)
-        told = self.inbox.open(t, asked, state.layout, parts)
+        names = self._cohort(t, parts)
+        asked = tuple(names)
+        told = self.inbox.open(t, asked, state.layout, parts, names.__getitem__)
         published = self.publisher.publish_state(
             state,
             number=t,
             coding=self.coding,
-            cohort=[device_name(client) for client in asked],
+            cohort=list(names.values()),
             may_go_back=self.goes_on,
-            settings={**round_settings(t, parts), **told},
+            settings={**self.settings(t, parts), **told},
             before=self.inbox.begin,  # a round that the aggregators refuse is never published
         )
         self.goes_on = False
@@ -374,7 +392,7 @@ class Served:
         self.summons.call(published.id, t, asked, self.seconds)
         machine = RoundMachine(terms, asked, self.clock())  # time to gather devices does not count
         try:
-            self._watch(t, machine, published.id)
+            self._watch(t, machine, published.id, names)
         finally:
             self.summons.over()
         self.publisher.close_round()
@@ -408,14 +426,35 @@ class Served:
                 self._streamed.load(under_way)
         return self._streamed
 
-    def _watch(self, t: int, machine: RoundMachine, round_id: str) -> None:
+    def settings(self, t: int, parts: RunParts) -> dict[str, object]:
+        """Returns what devices are told of round t, but for the params of its sum."""
+        ways = {
+            DELIVERY_SETTING: self.fetched.about.name,
+            AGGREGATION_SETTING: about_of(parts.aggregate).name,
+        }
+        return {**round_settings(t, parts), **ways}
+
+    def _cohort(self, t: int, parts: RunParts) -> Mapping[int, str]:
+        """The devices of round t, number -> name, in the order asked."""
+        if self.lobby is None:
+            return {client: device_name(client) for client in parts.draw_cohort(t)}
+        needed = parts.cohorts.needed
+
+        def tell(waiting: int) -> None:
+            self.on_arrival(Waiting(t, waiting, needed, [], is_drawn=False))
+
+        return self.lobby.cohort(t, parts.cohorts, parts.draws, tell)
+
+    def _watch(
+        self, t: int, machine: RoundMachine, round_id: str, names: Mapping[int, str]
+    ) -> None:
         """Tells the machine what arrives until it closes, and what came too late.
 
         A round that was closed before the run was killed takes no more updates. What has arrived
         between two looks has arrived by the earlier of them, as far as the machine is concerned:
         an update that was acknowledged before the deadline is not late because nobody looked.
         """
-        missing = {device_name(client): client for client in machine.asked}
+        missing = {name: client for client, name in names.items()}
 
         def tell(here: Iterable[str], now: float) -> None:
             """Each update that is here is told once; anyone who was not asked is passed over."""

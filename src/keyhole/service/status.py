@@ -106,6 +106,15 @@ def waits(number: int, here: int, goal: int | None, missing: int | None, refused
     return f"round {number}: {', '.join([_of(here, goal), *rest])}"
 
 
+def gathers(number: int, here: int, needed: int) -> str:
+    """Returns what a round waits for that is yet to be drawn, as one line.
+
+    >>> gathers(3, 2, 10)
+    'round 3: 2 of 10 devices wait to be drawn'
+    """
+    return f"round {number}: {here:,} of {counted(needed, 'device')} wait to be drawn"
+
+
 def counted(number: int, what: str) -> str:
     """Returns a number with what it counts.
 

@@ -57,7 +57,7 @@ from keyhole.rounds.machine import terms_of
 from keyhole.rounds.spec import RunParts
 from keyhole.sampling import Outcome
 from keyhole.service.inbox import Gathered
-from keyhole.wire.assignment import device_name
+from keyhole.wire.assignment import NameOf, device_name
 from keyhole.wire.http import HttpClient
 from keyhole.wire.manifest import digest_of
 from keyhole.wire.messages import (
@@ -201,6 +201,7 @@ class _Round:
     aggregation: SharedSum
     params: bytes
     facts: SumFacts
+    name: NameOf
 
 
 @dataclass(frozen=True)
@@ -260,7 +261,12 @@ class SumServices:
         return f"SumServices({self._both[0]!r}, {self._both[1]!r})"
 
     def open(
-        self, t: int, asked: Sequence[int], layout: Layout, parts: RunParts
+        self,
+        t: int,
+        asked: Sequence[int],
+        layout: Layout,
+        parts: RunParts,
+        name: NameOf = device_name,
     ) -> Mapping[str, object]:
         """Makes the params of round t's sum, which devices are told."""
         ready, norm = _ready(layout, parts)
@@ -286,7 +292,7 @@ class SumServices:
             norm=norm,
         )
         params, facts = prepare(ready, of_sum)
-        self._round = _Round(layout, parts, tuple(asked), ready, params, facts)
+        self._round = _Round(layout, parts, tuple(asked), ready, params, facts, name)
         self._look, self._was_away = _Look(), False
         carried = {WEIGHT_SETTING: True} if parts.carries_weights else {}
         return {**sum_settings(params), **carried}
@@ -298,7 +304,7 @@ class SumServices:
         now = self._now()
         facts = facts_of(now.aggregation, now.params, digest_of(round_id))
         self._round = replace(now, facts=facts)
-        cohort = [device_name(client) for client in now.asked]
+        cohort = [now.name(client) for client in now.asked]
         for each in self._both:
             for older in each.rounds():
                 if older != round_id:
@@ -335,7 +341,7 @@ class SumServices:
         results = []
         for client, outcome in outcomes.items():
             became: Outcome = outcome
-            if summed.rows is not None and device_name(client) in added:
+            if summed.rows is not None and now.name(client) in added:
                 became = "sent"
             elif summed.rows is not None and outcome == "sent":
                 became = "lost_after"  # a share that reached one aggregator only
@@ -361,7 +367,7 @@ class SumServices:
         divisor = shares[0].clients if of_run.privacy is None else of_run.cohorts.size
         sums = combine(now.aggregation, now.params, shares)
         rows = tuple(part.divided(of_run.divisor, divisor) for part in sums)
-        added = frozenset(device_name(now.asked[place]) for place in receipt.places)
+        added = frozenset(now.name(now.asked[place]) for place in receipt.places)
         total = SumResult(rows, {}, dropped_rows=shares[0].dropped, seen_by=self._seen_by())
         if of_run.carries_weights:
             told, own = without_report(now.layout, with_report(now.layout, 1), rows)

@@ -1,6 +1,7 @@
 """Tells operators of rounds, in the log and as gauges: at the trainer, and at a service.
 
     round opened    its number, cohort and goal
+    gathering       devices that wait for a round that is yet to be drawn from them
     waiting         updates of the goal, devices to come; once a second, and once a minute while
                     nothing happens
     round closed    why, with how many updates count
@@ -36,6 +37,7 @@ from keyhole.service.status import (
     RoundStatus,
     TrainerProgress,
     counted,
+    gathers,
     waits,
     write_progress,
 )
@@ -110,10 +112,14 @@ class TrainerTelling:
     _closed: Counter[str] = field(default_factory=Counter, repr=False)  # why -> rounds
     _empty: list[int] = field(default_factory=list, repr=False)
     _incidents: int = field(default=0, repr=False)
+    _gathered: tuple[int, int] = field(default=(-1, -1), repr=False)  # round, devices that wait
 
     def __call__(self, waiting: Waiting) -> None:
         """Takes note of what a round waits for."""
         now, before = self.now(), self._told
+        if not waiting.is_drawn:
+            self._gather(waiting, now)
+            return
         is_new = before is None or before.round != waiting.name
         told = TrainerProgress(
             waiting.name,
@@ -136,6 +142,18 @@ class TrainerTelling:
             self._say_opened(waiting)
         elif not self.is_quiet:
             self._say_waiting(waiting)
+
+    def _gather(self, waiting: Waiting, now: float) -> None:
+        """Takes note of devices that wait for the next round, before it is drawn."""
+        if self._told is not None and now - self._told.seen >= _LOOK_EVERY:
+            self._told = msgspec.structs.replace(self._told, waiting=waiting.here, seen=now)
+            write_progress(self.rounds, self._told)
+        if self.is_quiet or self._gathered == (waiting.round, waiting.here):
+            return
+        self._gathered = (waiting.round, waiting.here)
+        text = gathers(waiting.round, waiting.here, waiting.goal)
+        facts: dict[str, Fact] = {"round": waiting.round, "devices": waiting.here}
+        tell("trainer", "gathering", text, needed=waiting.goal, **facts)
 
     def closed(self, record: RoundRecord) -> None:
         """Says how a round ended, and what went wrong in it."""

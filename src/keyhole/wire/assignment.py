@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any, Literal, Protocol, TypeAlias
 
+import msgspec
+
 from keyhole.arrays import KeyArray
 from keyhole.crypto.merkle import HashArray, Tree
 from keyhole.delivery.records import RecordArray
-from keyhole.errors import InputError
+from keyhole.errors import InputError, MalformedError
 from keyhole.wire.manifest import Manifest, TableInfo
 
 Phase: TypeAlias = Literal["open", "closed"]
@@ -110,6 +112,38 @@ class RoundSource(Protocol):
         ...
 
 
+_POWERS = {1 << place for place in range(41)}
+
+
+class CheckIn(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What a device says when it checks in, if it likes: powers of two, each for all numbers from
+    there up to the next."""
+
+    memory_mb: int | None = None  # that it has for a model
+    examples: int | None = None
+
+    def __post_init__(self) -> None:
+        if not {self.memory_mb, self.examples} <= _POWERS | {None}:
+            raise ValueError("a number that is no power of two up to 2^40")
+
+    @staticmethod
+    def of(memory_mb: int | None = None, examples: int | None = None) -> CheckIn:
+        """Returns what is said of such numbers; nothing of 0."""
+        return CheckIn(*(1 << n.bit_length() - 1 if n else None for n in (memory_mb, examples)))
+
+    @staticmethod
+    def read(body: bytes | bytearray) -> CheckIn:
+        """Returns what the body of a check-in says, empty for nothing."""
+        try:
+            return msgspec.json.decode(body, type=CheckIn) if body else CheckIn()
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise MalformedError(
+                f"what a device says at its check-in cannot be read: got {len(body)} bytes; "
+                "expected nothing, or JSON of memory_mb and examples, powers of two; send it as "
+                "docs/wire.md describes it"
+            ) from error
+
+
 @dataclass(frozen=True)
 class Admission:
     """A device takes part in a round."""
@@ -141,6 +175,9 @@ class Pace:
             )
 
 
+Note: TypeAlias = Callable[[str, CheckIn, float], None]
+"""`(device, what it says, seconds until it comes again)`: takes note of one that waits."""
+
 Admit: TypeAlias = Callable[[str, Current | None, bool], Admission | Wait]
 """`(device, current round, whether it has sent its update) -> what it is told`."""
 
@@ -161,6 +198,10 @@ def admit(
     ):
         return Admission(current.round, current.number, pace.spread * uniform())
     return Wait(pace.again * (0.5 + uniform()))
+
+
+NameOf: TypeAlias = Callable[[int], str]
+"""What a client is called at the service, by its number in the run."""
 
 
 def device_name(client: int) -> str:

@@ -470,6 +470,9 @@ def _number(value: object) -> float:
     return float(value) if is_number else nan  # type: ignore[arg-type]
 
 
+DELIVERY_SETTING, AGGREGATION_SETTING = "delivery", "aggregation"
+"""Names of how slices are fetched in a round and how updates are added up."""
+
 SUM_SETTING = "sum_terms"
 WEIGHT_SETTING = "sum_of_weights"
 """Of a round with params of a sum: whether updates carry their weights in it."""

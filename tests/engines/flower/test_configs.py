@@ -146,7 +146,7 @@ def test_a_run_comes_back_from_the_run_config_of_a_project(tmp_path, spec):
 )
 def test_fields_that_no_run_has_are_refused(told, said):
     with pytest.raises(InputError) as refused:
-        read_spec({"spec.version": 5, "spec.task": "so_tag", **told})
+        read_spec({"spec.version": 6, "spec.task": "so_tag", **told})
     assert said in str(refused.value)
 
 

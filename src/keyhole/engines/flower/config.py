@@ -20,7 +20,7 @@ Paths are those of the machine that the ServerApp runs on.
 
 For the tasks of keyhole it holds the record of the run, too, which server and nodes read:
 
-    spec.version = 5                 fields of `RunSpec` by their dotted names
+    spec.version = 6                 fields of `RunSpec` by their dotted names
     spec.task = "emnist_2nn"
     spec.client.lr = 0.1             what is not named is the task's
     spec.keys.neuron.count = 50      "none" stands for none: every key

@@ -1,0 +1,92 @@
+"""Opens the examples that a device has of its own, as the one client that it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cached_property
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from keyhole.cli.runs import start_jax
+from keyhole.cli.token import read_token
+from keyhole.errors import InputError
+from keyhole.sampling import UNCOUNTED
+from keyhole.wire.assignment import name_in
+
+if TYPE_CHECKING:
+    from keyhole.data.federated import Dataset
+    from keyhole.device.take_part import DeviceSettings
+    from keyhole.experiments.task import TaskKind
+    from keyhole.rounds.clients import Clients
+
+
+class OwnData:
+    """The examples of one device, read when they are first asked for, and the client that has them.
+
+    Args:
+        options: of `keyhole device`.
+    """
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self._task, self._source = str(options["task"]), options["data"]
+        self._token = options["token_file"]
+        self._trusted = [self._task.partition(":")[0], *options["trust"]]
+        if self._source is None:
+            raise click.UsageError(
+                "pass --data, the examples of this device, or --client N to be a client of the data"
+            )
+
+    @property
+    def number(self) -> int:
+        """By which the device tells its random numbers from those of others: a digest of the name
+        in its token."""
+        name = name_in(read_token(self._token)) if self._token else ""
+        return int.from_bytes(sha256(name.encode()).digest()[:8], "little") % UNCOUNTED
+
+    @cached_property
+    def kind(self) -> TaskKind:
+        """The task, whose data say what the columns mean."""
+        from keyhole.experiments import task_named
+
+        return task_named(self._task)
+
+    @cached_property
+    def data(self) -> Dataset:
+        """The examples, as a dataset of one client."""
+        from keyhole.data.at_devices import own_examples
+        from keyhole.experiments.opening import own_dataset
+
+        held = self.kind.holds.get("data")
+        if held is None:
+            raise InputError(
+                f"task {self._task} numbers its keys by the data of all clients: got examples of "
+                "one device; expected a kh.Task with data of kh.data.at_devices; pass --client N "
+                "to be a client of a data set"
+            )
+        declared: Dataset = own_dataset(f"{self._task}.{held}", 0)
+        return own_examples(self._source, declared)
+
+    @property
+    def examples(self) -> int:
+        """How many there are."""
+        return self.data.splits["train"].num_examples
+
+    def clients(self, settings: DeviceSettings) -> Clients:
+        """Returns the population as this device knows it: itself, whatever its number."""
+        from keyhole.experiments.experiment import Experiment
+        from keyhole.experiments.specs import spec_for_device
+
+        told = settings.run
+        if told.task != self._task:
+            raise InputError(
+                f"the service runs another task: got --task {self._task}; expected {told.task}; "
+                f"pass --task {told.task}"
+            )
+        start_jax()
+        spec = spec_for_device(told, self._trusted)
+        clients = Experiment(spec, self.data).clients
+        mine = clients.data(0)
+        return replace(clients, count=UNCOUNTED, data=lambda client: mine)

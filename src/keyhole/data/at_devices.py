@@ -1,0 +1,112 @@
+"""Declares data that devices hold, and reads those of one device.
+
+The trainer knows what the columns mean, and has no example. Each device brings its own: a file of
+one table, a folder of such files, or what a function of its operator returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from keyhole.data.federated import Dataset, FederatedData
+from keyhole.data.own import OWN, from_arrays
+from keyhole.data.tables import READERS, read_tables
+from keyhole.data.values import count_rows
+from keyhole.errors import InputError
+from keyhole.identity import Ref
+from keyhole.parts import resolve, running
+
+_ME = "this device"
+
+
+def at_devices(*, inputs: Mapping[str, str], target: str | None = None, name: str = OWN) -> Dataset:
+    """Returns the declaration of data that devices hold, for a `Task` that they train.
+
+    Args:
+        inputs: column -> the key space whose keys it names. Devices bring numbers: texts would be
+            numbered by each device in its own way.
+        target: the column that is predicted.
+        name: of the dataset.
+
+    >>> at_devices(inputs={"item": "item"}, target="label").is_at_devices
+    True
+    """
+    nobody = FederatedData.of([], [], {})
+    splits = {"train": nobody, "test": nobody}
+    return Dataset(name, OWN, splits, {}, inputs=dict(inputs), target=target)
+
+
+def own_examples(source: str, declared: Dataset) -> Dataset:
+    """Returns the examples of one device, as the train split of a dataset; its test split is empty.
+
+    Args:
+        source: a file (.csv, .jsonl, .npz or .parquet), a folder of such files, which hold one
+            table together, or "module:NAME" of the columns, or of a function that returns them.
+        declared: what the columns mean.
+
+    Raises:
+        InputError: there is no such file, a column is missing, or the data are not what the
+            columns of the declaration are.
+    """
+    columns = _columns(source)
+    needed = [*declared.inputs, *([declared.target] if declared.target else [])]
+    if missing := [each for each in needed if each not in columns]:
+        raise InputError(
+            f"the data of this device lack a column: got {source} with "
+            f"{', '.join(columns) or 'none'}; expected {', '.join(missing)} as well; name the "
+            "columns as the task does"
+        )
+    rows = count_rows(columns[needed[0]]) if needed else 0
+    made = from_arrays(
+        columns,
+        client=[_ME] * rows,
+        inputs=declared.inputs,
+        target=declared.target,
+        name=declared.name,
+    )
+    if made.names:
+        raise InputError(
+            "the data of this device have texts, which every device would number in its own way: "
+            f"got texts for {', '.join(made.names)}; expected numbers; number them by a list that "
+            "all devices share"
+        )
+    nobody = FederatedData.of([], [], {})
+    return Dataset(
+        declared.name,
+        declared.kind,
+        {"train": made.splits["train"], "test": nobody},
+        declared.names,
+        inputs=declared.inputs,
+        target=declared.target,
+    )
+
+
+def _columns(source: str) -> Mapping[str, Any]:
+    """The columns of a file, a folder, or a function."""
+    if Ref(source).is_own:
+        named = resolve(source)
+        with running(f"data {source}"):
+            found = named() if callable(named) else named
+        if not isinstance(found, Mapping) or not found:
+            raise InputError(
+                f"{source} names no examples: got a {type(found).__name__}; expected a dict of "
+                "column and one entry for each example; return such a dict"
+            )
+        return {str(name): column for name, column in found.items()}
+    path = Path(source)
+    files = [path]
+    if path.is_dir():
+        files = sorted(each for each in path.iterdir() if each.suffix in READERS)
+        if not files:
+            raise InputError(
+                f"no examples in folder {path}: got no file that can be read; expected "
+                f"{', '.join(READERS)}; put the examples there"
+            )
+    if not files[0].exists():
+        raise InputError(
+            f"no examples: got no file {path}; expected a file of {', '.join(READERS)}, a folder "
+            "of them, or module:NAME; check the path"
+        )
+    return read_tables(files, lambda done, total: None)
