@@ -14,14 +14,14 @@ BUILD_SITE = NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all check bench docs wheel sbom lock clean base full
+.PHONY: help demo test test-all check bench docs wheel sbom lock clean train full
 # Targets share .venv, and two installs into it at once would break it.
 .NOTPARALLEL:
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: base ## Run the demo
+demo: train ## Run the demo
 	@$(BIN)/python examples/hello_select.py
 	@$(BIN)/keyhole demo
 
@@ -69,7 +69,7 @@ clean: ## Remove .venv, caches and build output
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # What the demo needs, and what everything else needs on top; either is quick once it is there.
-base full:
+train full:
 	@test -n "$(PYTHON)" || { echo "keyhole needs Python 3.11 or newer: no python3 found" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "keyhole needs \
 	Python 3.11 or newer, $(PYTHON) is older: install one or run make PYTHON=..." >&2; exit 1; }

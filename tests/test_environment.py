@@ -25,15 +25,15 @@ def tree(tmp_path):
 
 
 def test_an_environment_without_a_ready_file_is_made_anew(tree):
-    assert environment.next_step(tree, "base") == "create"
+    assert environment.next_step(tree, "train") == "create"
 
 
 @pytest.mark.parametrize(
     ("there", "asked", "step"),
     [
-        ("base", "base", "nothing"),
-        ("base", "full", "install"),
-        ("full", "base", "nothing"),
+        ("train", "train", "nothing"),
+        ("train", "full", "install"),
+        ("full", "train", "nothing"),
         ("full", "full", "nothing"),
     ],
 )
@@ -46,27 +46,27 @@ def test_a_level_is_added_to_and_never_taken_away(there, asked, step, tree):
 def test_changed_dependencies_are_installed(name, tree):
     environment.mark_ready(tree, "full")
     (tree / name).write_text("changed")
-    assert environment.next_step(tree, "base") == "install"
+    assert environment.next_step(tree, "train") == "install"
 
 
 def test_an_environment_of_another_tree_is_made_anew(tree, tmp_path_factory):
     environment.mark_ready(tree, "full")
     moved = tree.rename(tmp_path_factory.mktemp("elsewhere") / "tree")
-    assert environment.next_step(moved, "base") == "create"
+    assert environment.next_step(moved, "train") == "create"
 
 
 def test_an_environment_whose_python_is_gone_is_made_anew(tree):
     environment.mark_ready(tree, "full")
     (tree / ".venv" / "bin" / "python").unlink()
-    assert environment.next_step(tree, "base") == "create"
+    assert environment.next_step(tree, "train") == "create"
 
 
 def test_an_install_that_fails_leaves_no_ready_file(tree, capfd):
     """There is no pip in this environment, which is one way to fail."""
-    environment.mark_ready(tree, "base")
+    environment.mark_ready(tree, "train")
     assert environment.set_up(tree, "full", "install", environment.Screen()) != 0
     assert "No module named pip" in capfd.readouterr().err
-    assert environment.next_step(tree, "base") == "create"
+    assert environment.next_step(tree, "train") == "create"
 
 
 def test_every_package_is_shown_without_a_terminal(tmp_path, capfd):
@@ -117,10 +117,10 @@ def test_a_line_of_pip_becomes_progress_without_its_address(line, said):
 
 
 def test_everything_is_installed_by_hash_and_keyhole_from_its_tree(tree):
-    fetched, own = environment.commands(tree, "base")
+    fetched, own = environment.commands(tree, "train")
     assert "--require-hashes" in fetched
-    listed = (tree / ".venv" / "base.lock").read_text()
-    assert fetched[-2:] == ["-r", str(tree / ".venv" / "base.lock")]
+    listed = (tree / ".venv" / "train.lock").read_text()
+    assert fetched[-2:] == ["-r", str(tree / ".venv" / "train.lock")]
     assert "jax==" in listed
     assert "pytest==" not in listed
     assert own[-2:] == ["-e", "."]
@@ -144,7 +144,7 @@ def test_targets_name_the_level_they_need():
     first = {
         word: next(n for n, line in enumerate(lines) if word in line) for word in ("demo", "pytest")
     }
-    assert asked["base"] < first["demo"] < asked["full"] < first["pytest"]
+    assert asked["train"] < first["demo"] < asked["full"] < first["pytest"]
 
 
 @pytest.mark.parametrize(

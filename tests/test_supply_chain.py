@@ -13,6 +13,7 @@ from packaging.requirements import Requirement
 
 import lock
 from build_wheel import build_wheel
+from keyhole.extras import EXTRAS
 from tests.helpers import ROOT
 from tests.wheels import digest, write_index, write_wheel
 
@@ -46,7 +47,7 @@ def test_every_package_has_hashes_and_one_version_for_a_python():
     assert all(each.hashes and each.extras and each.via for each in PACKAGES)
 
 
-@pytest.mark.parametrize("extra", ["base", "dev", "ray", "flower"])
+@pytest.mark.parametrize("extra", ["base", "train", "serve", "dev", "ray", "flower"])
 def test_what_is_picked_has_all_that_it_needs(extra):
     """Walks what installed packages say they need; pip would refuse to install without it."""
     picked, seen = names(lock.pick(ROOT, [extra])), set()
@@ -66,8 +67,27 @@ def test_the_lock_survives_being_read_and_written():
     assert lock.write_lock(PACKAGES) == (ROOT / lock.LOCK).read_text()
 
 
+def test_what_is_told_of_an_extra_is_what_it_brings():
+    """`keyhole.extras` names the modules of packages that extras ask for, and what those bring."""
+    installed = metadata.packages_distributions()
+    for extra, modules in EXTRAS.items():
+        asked, brought = map(lock.name_of, ASKED[extra]), names(lock.pick(ROOT, [extra]))
+        told = {lock.name_of(installed[module][0]) for module in modules}
+        assert set(asked) <= told <= brought, extra
+
+
+def test_the_base_is_what_a_device_needs_and_nothing_of_a_trainer_or_a_service():
+    base = names(lock.pick(ROOT, ["base"]))
+    assert not base & set(
+        map(lock.name_of, {*ASKED["train"], *ASKED["serve"], "scipy", "setuptools"})
+    )
+    assert len(base) < 10
+
+
 def test_an_unknown_extra_is_refused_with_those_there_are():
-    with pytest.raises(ValueError, match=r"got rays; expected some of base, data, dev, .* ray"):
+    with pytest.raises(
+        ValueError, match=r"got rays; expected some of base, build, data, dev, .* ray"
+    ):
         lock.pick(ROOT, ["base", "rays"])
 
 
@@ -196,6 +216,7 @@ def test_the_list_of_parts_says_who_needs_whom(parts):
 
     keyhole = made["metadata"]["component"]["bom-ref"]
     assert {ref(name) for name in map(lock.name_of, ASKED["base"])} <= set(needs[keyhole])
+    assert {ref(name) for name in map(lock.name_of, ASKED["train"])} <= set(needs[keyhole])
     assert ref("llvmlite") in needs[ref("numba")]
     assert ref("llvmlite") not in needs[keyhole]
 

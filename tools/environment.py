@@ -1,10 +1,10 @@
 """Sets up .venv for the targets of the Makefile, and shows how far it is.
 
-`environment.py base` installs keyhole with what it needs to run; `environment.py full` adds what
-tests, checks and benchmarks need. Everything comes from requirements.lock: pip refuses a file whose
-hash is not there, and keyhole itself is built from this tree without a download. An environment
-that is ready at that level or above is left as it is, one at a lower level is added to. It uses the
-standard library alone: it runs before anything is installed.
+`environment.py train` installs keyhole with what it needs to train; `environment.py full` adds what
+services, tests, checks and benchmarks need. Everything comes from requirements.lock: pip refuses a
+file whose hash is not there, and keyhole itself is built from this tree without a download. An
+environment that is ready at that level or above is left as it is, one at a lower level is added to.
+It uses the standard library alone: it runs before anything is installed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pathlib import Path
 from lock import LOCK, pick
 
 TREE = Path(__file__).resolve().parent.parent
-LEVELS = {"base": ("base",), "full": ("base", "dev")}
+LEVELS = {"train": ("base", "build", "train"), "full": ("base", "build", "train", "serve", "dev")}
 INPUTS = ("pyproject.toml", LOCK)
 SECONDS_OF_SILENCE = 10  # a log gets a line at least this often
 

@@ -25,7 +25,8 @@ from pathlib import Path
 
 TREE = Path(__file__).resolve().parent.parent
 LOCK = "requirements.lock"
-BASE = "base"  # what keyhole needs to run and to be built, without any extra
+BASE = "base"  # what keyhole needs without any extra, as a device does
+BUILD = "build"  # what it is built with
 # Which build of PyTorch fits depends on the machine: those of a CPU come from another index than
 # those of a GPU, under one version. It is installed as an extra, by its version.
 UNLOCKED = ("torch",)
@@ -107,11 +108,11 @@ def pick(tree: Path, extras: Sequence[str]) -> list[Locked]:
 
 
 def asked_for(tree: Path) -> dict[str, list[str]]:
-    """Returns what pyproject.toml asks for: the requirements of `base` and of every extra that is
-    locked."""
+    """Returns what pyproject.toml asks for: the requirements of `base`, of `build`, and of every
+    extra that is locked."""
     told = tomllib.loads((tree / "pyproject.toml").read_text())
     project = told["project"]
-    groups = {BASE: [*told["build-system"]["requires"], *project["dependencies"]]}
+    groups = {BASE: project["dependencies"], BUILD: told["build-system"]["requires"]}
     extras = project.get("optional-dependencies", {})
     return groups | {name: extras[name] for name in extras if name not in UNLOCKED}
 

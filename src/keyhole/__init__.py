@@ -1,8 +1,8 @@
 """keyhole: federated select. Clients receive, train and return only the slices they name.
 
 The primitives of the paper are here and need NumPy alone. So are the names that a run is made of;
-they need numba or JAX and are loaded when they are first asked for. The rest is imported from its
-module: `docs/architecture.md` draws the tree.
+most need numba or JAX, which come with an extra, and are loaded when they are first asked for. The
+rest is imported from its module: `docs/architecture.md` draws the tree.
 """
 
 import importlib
@@ -163,11 +163,16 @@ _MODULES = ("data", "jax", "keys", "torch", "trackers")  # found as attributes: 
 def __getattr__(name: str) -> typing.Any:
     if name == "__version__":
         return importlib.import_module("importlib.metadata").version("keyhole")
-    if name in _MODULES:
-        return importlib.import_module(f"keyhole.{name}")
-    for module, names in _ON_DEMAND.items():
-        if name in names.split():
-            return getattr(importlib.import_module(f"keyhole.{module}"), name)
+    try:
+        if name in _MODULES:
+            return importlib.import_module(f"keyhole.{name}")
+        for module, names in _ON_DEMAND.items():
+            if name in names.split():
+                return getattr(importlib.import_module(f"keyhole.{module}"), name)
+    except ModuleNotFoundError as error:
+        from keyhole.extras import lacking
+
+        raise lacking(error, f"keyhole.{name}") or error from error
     raise AttributeError(f"module 'keyhole' has no attribute '{name}'")
 
 

@@ -16,10 +16,10 @@ from click.testing import CliRunner
 from rich.console import Console
 from rich.filesize import decimal
 
+from keyhole.cli.bars import make_bars
 from keyhole.cli.data import data
 from keyhole.cli.main import main
 from keyhole.cli.report import report
-from keyhole.cli.screen import make_bars
 from tests.data import files
 from tests.experiments.report.runs import write_sweep
 from tests.helpers import LONG

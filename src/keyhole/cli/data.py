@@ -11,8 +11,9 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 
+from keyhole.cli.bars import progress_bars
 from keyhole.cli.options import DIRECTORY, GroupedOption, NumberRange, refuse
-from keyhole.cli.screen import import_shown, progress_bars
+from keyhole.cli.screen import import_shown
 from keyhole.data.cache import DatasetManifest, cache_root, find_imported, read_manifest
 from keyhole.data.open import SHARED, data_folder, find_current, find_dataset, list_datasets, verify
 

@@ -13,6 +13,7 @@ import click
 
 from keyhole.arrays import keep_freed_memory
 from keyhole.errors import KeyholeError
+from keyhole.extras import lacking
 from keyhole.parts import failed_hook, near_miss, own_frames
 
 INTERRUPTED = 130
@@ -55,7 +56,10 @@ class _Verbs(click.Group):
         """Returns a verb, or None where there is none of that name."""
         if cmd_name not in self.list_commands(ctx):
             return super().get_command(ctx, cmd_name)
-        command = getattr(import_module(f"keyhole.cli.{cmd_name}"), cmd_name)
+        try:
+            command = getattr(import_module(f"keyhole.cli.{cmd_name}"), cmd_name)
+        except ModuleNotFoundError as error:
+            raise _of_an_extra(error, cmd_name) from error
         assert isinstance(command, click.Command)
         return command
 
@@ -66,16 +70,25 @@ class _Verbs(click.Group):
                 formatter.write_dl(list(verbs.items()))
 
     def invoke(self, ctx: click.Context) -> object:
-        """Runs a verb; an error in code of the user's own is told by the frames of that code."""
+        """Runs a verb; an error in code of the user's own is told by the frames of that code, and a
+        library that is not installed by the extra that brings it."""
         try:
             return super().invoke(ctx)
         except Exception as error:
+            if isinstance(error, ModuleNotFoundError) and not own_frames(error):
+                raise _of_an_extra(error, str(ctx.invoked_subcommand)) from error
             hook, frames = failed_hook(error), own_frames(error)
             is_ours = isinstance(error, KeyholeError | click.exceptions.Exit | click.ClickException)
             if is_ours or ctx.params["traceback"] or not (hook or frames):
                 raise
             click.echo(_told(hook or "code of your own has failed", error, frames), err=True)
             raise click.exceptions.Exit(1) from error
+
+
+def _of_an_extra(error: ModuleNotFoundError, verb: str) -> Exception:
+    """What to raise where a verb lacks a library: which extra brings it, if one does."""
+    wants = "serve" if verb in VERBS["Serve"] else ""
+    return lacking(error, f"keyhole {verb}", wants) or error
 
 
 def _told(hook: str, error: Exception, frames: str) -> str:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.filesize import decimal
 
+from keyhole.cli.bars import progress_bars
 from keyhole.cli.options import DIRECTORY, options_of
-from keyhole.cli.screen import progress_bars
 
 if TYPE_CHECKING:
     from keyhole.service.mirror import Moved

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from keyhole.cli.bars import progress_bars
 from keyhole.cli.options import DIRECTORY, EXISTING_DIRECTORY, json_option, signing_option
 from keyhole.cli.runs import coding_option, draws_of, open_saved, run_settings
-from keyhole.cli.screen import progress_bars
 from keyhole.cli.spec_options import data_option
 from keyhole.delivery.records import Coding
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from keyhole.cli.bars import progress_bars
 from keyhole.cli.options import DIRECTORY, EXISTING_DIRECTORY, json_option
-from keyhole.cli.screen import progress_bars
 
 if TYPE_CHECKING:
     from keyhole.experiments.report.page import Section

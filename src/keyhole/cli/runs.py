@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 import click
-from rich.table import Table
 
-from keyhole.cli.screen import import_shown, progress_bars
+from keyhole.cli.screen import import_shown
 from keyhole.delivery import all_deliveries
 from keyhole.delivery.records import CodingKind
 from keyhole.experiments.specs import SYNTHETIC
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     import threading
 
     from rich.progress import TaskID
+    from rich.table import Table
 
     from keyhole.experiments.experiment import Experiment, Hold
     from keyhole.experiments.opening import SavedTrial
@@ -99,6 +99,7 @@ def run_trials(
         on_record: is told how every round ended; None tells of rounds without an update that
             counts.
     """
+    from keyhole.cli.bars import progress_bars
     from keyhole.experiments.experiment import hold_here
     from keyhole.experiments.trackers import run_tracked
     from keyhole.rounds.cores import Cores
@@ -174,6 +175,8 @@ def skipped_line(directory: Path, records: Sequence[RoundRecord]) -> str:
 
 def trust_table(record: RoundRecord) -> Table:
     """Returns one line for each party."""
+    from rich.table import Table
+
     table = Table(title="who learned what", title_justify="left")
     for column in ("party", "of the keys, when slices were delivered", "when updates were added"):
         table.add_column(column)

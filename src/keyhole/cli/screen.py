@@ -1,78 +1,19 @@
-"""Shows how far long commands are, on standard error, also where there is no terminal."""
+"""Says on standard error how far a command is, also where there is no terminal."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from rich.console import Console
-from rich.filesize import decimal
-from rich.progress import (
-    BarColumn,
-    Progress,
-    ProgressColumn,
-    Task,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
-from rich.table import Column
-from rich.text import Text
 
 if TYPE_CHECKING:
     from keyhole.service.served import Waiting
 
 _PATIENCE = 5.0  # seconds without an update after which a terminal says who is missing
 _NAMED = 20  # devices that one line names
-
-
-def make_bars() -> Progress:
-    """Returns the bars that `progress_bars` shows."""
-    return Progress(
-        _Shrinking("{task.description}"),  # where a line is too long, words are cut, not counts
-        BarColumn(bar_width=16),
-        _Count(Column(no_wrap=True)),
-        _Rate(Column(no_wrap=True)),
-        TimeElapsedColumn(Column(no_wrap=True)),
-        TextColumn("left"),
-        TimeRemainingColumn(table_column=Column(no_wrap=True)),
-        _Shrinking("{task.fields[note]}"),
-        console=Console(stderr=True),
-    )
-
-
-@contextmanager
-def progress_bars() -> Iterator[Progress]:
-    """Shows bars with a description, the count, the rate and the time that remains; where an error
-    ends the work, they are wiped off.
-
-    A task is added with a `note`, which may be empty, and where it helps with a `unit`: what is
-    counted, such as "clients"; "bytes" are told as kB and MB.
-    """
-    bars = make_bars()
-    with bars:
-        try:
-            yield bars
-        except BaseException:
-            bars.live.transient = True
-            bars.console.quiet = not bars.console.is_interactive  # it would end with an empty line
-            raise
-
-
-class _Shrinking(ProgressColumn):
-    """A text that is cut where the line is too long."""
-
-    def __init__(self, template: str) -> None:
-        super().__init__(Column(no_wrap=False))
-        self._template = template
-
-    def render(self, task: Task) -> Text:
-        """Returns the text of a task, which never takes a second line."""
-        return Text(self._template.format(task=task), no_wrap=True, overflow="ellipsis")
 
 
 def import_shown(source: str | Path) -> Path:
@@ -82,6 +23,10 @@ def import_shown(source: str | Path) -> Path:
 
     if (found := find_current(source, cache_root())) is not None:
         return found
+    try:
+        from keyhole.cli.bars import progress_bars
+    except ModuleNotFoundError:  # rich, which comes with an extra
+        return import_dataset(source)
     path = locate(source)
     known = find_source(path)
     with progress_bars() as bars:
@@ -102,38 +47,6 @@ def import_shown(source: str | Path) -> Path:
         if not bars.tasks[-1].completed:  # bytes that are known already are not read
             bars.update(reading, visible=False)
     return directory
-
-
-class _Count(ProgressColumn):
-    """How much is done, of how much."""
-
-    def render(self, task: Task) -> Text:
-        """Returns 3/7, 3/7 clients, or 3.0 MB/7.1 MB; ? stands for what is not known yet."""
-        unit = task.fields.get("unit", "")
-        done = _number(task.completed, unit)
-        total = "?" if task.total is None else _number(task.total, unit)
-        named = f" {unit}" if unit not in ("", "bytes") else ""
-        return Text(f"{done:>{len(total)}}/{total}{named}", style="progress.download")
-
-
-class _Rate(ProgressColumn):
-    """Rounds, bytes or whatever is counted, per second."""
-
-    def render(self, task: Task) -> Text:
-        """Returns the rate of late, or that since the start where there was one step alone."""
-        speed = task.finished_speed or task.speed
-        seconds = task.finished_time or task.elapsed
-        if speed is None and task.completed and seconds:
-            speed = task.completed / seconds
-        if speed is None:
-            return Text("")
-        is_bytes = task.fields.get("unit") == "bytes"
-        said = decimal(int(speed)) if is_bytes else f"{speed:,.1f}"
-        return Text(f"{said}/s", style="progress.data.speed")
-
-
-def _number(value: float, unit: str) -> str:
-    return decimal(int(value)) if unit == "bytes" else str(int(value))
 
 
 class Notices:

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from keyhole.cli.bars import progress_bars
 from keyhole.cli.options import json_option, out_option, track_option
 from keyhole.cli.runs import run_trials, start_jax
-from keyhole.cli.screen import import_shown, progress_bars
+from keyhole.cli.screen import import_shown
 from keyhole.cli.spec_options import data_option, seed_option
 from keyhole.files import make_directory, storage_errors
 

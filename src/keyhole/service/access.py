@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from math import inf
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import msgspec
 
@@ -35,8 +35,10 @@ from keyhole.errors import (
     UntimelyError,
 )
 from keyhole.service.limits import Gate, Limits, TokenBuckets, Turns, too_many
-from keyhole.service.metrics import Metrics
-from keyhole.service.routes import BINARY, Request
+
+if TYPE_CHECKING:
+    from keyhole.service.metrics import Metrics
+    from keyhole.service.routes import Request
 
 TokenKind: TypeAlias = Literal["device", "round", "query"]
 """What a token is for: to check in, to take part in one round, or to send private queries in one
@@ -467,6 +469,8 @@ class Guards:
 
     def check_type(self, request: Request) -> None:
         """Raises MediaTypeError unless the body is said to be a message of `docs/wire.md`."""
+        from keyhole.service.routes import BINARY  # tokens are made without a service
+
         if request.headers.get(BINARY[0]) != BINARY[1]:
             raise MediaTypeError(
                 "a body of another content type: got another type; expected "
