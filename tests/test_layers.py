@@ -36,6 +36,7 @@ LAYERS = [
         "compiled",
         "digests",
         "errors",
+        "extras",
         "files",
         "identity",
         "logs",
