@@ -4,7 +4,7 @@ import asyncio
 import hmac
 import re
 import struct
-from base64 import b64encode
+from base64 import b64encode, urlsafe_b64encode
 from contextlib import closing
 from hashlib import sha256
 from math import inf, log, sqrt
@@ -36,6 +36,7 @@ from keyhole.service.aggregator import AggregatorApp, Keyrings
 from keyhole.service.finishing import PeerLine
 from keyhole.service.sum_files import SumFiles
 from keyhole.service.sums import AggregatorSettings
+from keyhole.wire.assignment import shown
 from keyhole.wire.http import HttpClient
 from keyhole.wire.manifest import digest_of
 from keyhole.wire.messages import (
@@ -206,11 +207,15 @@ def test_counts_are_laid_out_as_the_page_says():
 def test_a_share_is_sealed_as_the_page_says():
     """By the page, with nothing of ours but HPKE itself."""
     key = PrivateKey.fresh()
-    sealed = seal_share(key.public, ROUND, "phone-1", b"body")
+    sealed = seal_share(key.public, ROUND, "phone-1", "kh2.payload.mac", b"body")
     assert sealed[:8] == sha256(key.public).digest()[:8]
     bound = ROUND.encode() + b"\0" + b"phone-1"
-    opened = open_from(key, sealed[8:40], b"keyhole share 2").open(bound, sealed[40:])
-    assert opened == open_share(key, ROUND, "phone-1", sealed) == b"body"
+    opened = open_from(key, sealed[8:40], b"keyhole share 3\0kh2.payload.mac")
+    opened = opened.open(bound, sealed[40:])
+    assert opened == open_share(key, ROUND, "phone-1", "kh2.payload.mac", sealed) == b"body"
+    digest = sha256(b"keyhole shown token\0kh2.payload.mac").digest()
+    seen = urlsafe_b64encode(digest).decode().rstrip("=")
+    assert shown("kh2.payload.mac") == f"kh2s.payload.{seen}"
     assert len(sealed) == len(b"body") + SEAL_BYTES
     assert f"{SEAL_BYTES} bytes more" in WHOLE
 
@@ -250,9 +255,12 @@ class Service:
     def close(self):
         self.app.close()
 
-    def ask(self, method, path, caller, name, body=b"", headers=OCTETS):
+    def token(self, caller, name):
         to = {"audience": "aggregator"}
-        token = self.rings[caller].issue("device", name, now=NOW, seconds=60, **to)
+        return self.rings[caller].issue("device", name, now=NOW, seconds=60, **to)
+
+    def ask(self, method, path, caller, name, body=b"", headers=OCTETS, token=None):
+        token = token or self.token(caller, name)
         headers = {**headers, "authorization": f"Bearer {token}"}
 
         async def run():
@@ -267,8 +275,9 @@ class Service:
         return self.ask(method, f"/v1/sums/{ROUND}{path}", "trainer", name, content)
 
     def send(self, device, body, **more):
-        sealed = seal_share(self.app.sums.files.key.public, ROUND, device, body)
-        return self.ask("POST", f"/v1/sums/{ROUND}/shares", "device", device, sealed, **more)
+        token, path = self.token("device", device), f"/v1/sums/{ROUND}/shares"
+        sealed = seal_share(self.app.sums.files.key.public, ROUND, device, token, body)
+        return self.ask("POST", path, "device", device, sealed, token=shown(token), **more)
 
 
 @pytest.fixture(params=[0, 1])

@@ -27,7 +27,8 @@ def held_back(pair):
     """The shares of the victim as it sealed them, which reach no aggregator."""
     bodies = bodies_of(TERMS, rows_of(TERMS, SEEDS[VICTIM]), SEEDS[VICTIM], ROUND)
     return [
-        seal_share(pair.public(party), ROUND, VICTIM, body) for party, body in enumerate(bodies)
+        seal_share(pair.public(party), ROUND, VICTIM, pair.device_token(party, VICTIM), body)
+        for party, body in enumerate(bodies)
     ]
 
 
@@ -58,8 +59,9 @@ def test_shares_under_another_name_do_not_open_and_nobody_is_charged(tmp_path):
 
 
 def test_sealed_without_the_name_another_device_pays(tmp_path, monkeypatch):
-    """The hole: shares are sealed for a round alone, as they were."""
+    """The hole: shares are sealed for a round alone, and without a token, as they were."""
     monkeypatch.setattr(shares, "_bound", lambda round_id, device: round_id.encode())
+    monkeypatch.setattr(shares, "_info", lambda token: b"keyhole share 1")
     with aggregators(tmp_path) as pair:
         pair.open(ROUND, TERMS)
         move(pair)

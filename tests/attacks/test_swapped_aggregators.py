@@ -55,7 +55,7 @@ def test_a_share_for_the_other_aggregator_is_refused(tmp_path, party):
     with aggregators(tmp_path) as pair:
         pair.open(ROUND, terms())
         mine, other = victims()[party], victims()[1 - party]
-        swapped = seal_share(pair.public(1 - party), ROUND, VICTIM, mine)
+        swapped = seal_share(pair.public(1 - party), ROUND, VICTIM, "", mine)
         with pytest.raises(MalformedError, match="another key"):
             pair.send(party, ROUND, VICTIM, mine, sealed=swapped)
         with pytest.raises((MalformedError, TooLargeError)):
@@ -82,7 +82,7 @@ def test_who_sees_both_bodies_on_the_way_reads_nothing(tmp_path, monkeypatch):
 def test_without_sealing_both_roots_lie_open_on_the_way(tmp_path, monkeypatch):
     """The hole: the device sends its shares as they are, and aggregators take them."""
     monkeypatch.setattr(
-        "keyhole.service.sums.open_share", lambda key, name, device, body: body[SEAL_BYTES:]
+        "keyhole.service.sums.open_share", lambda key, name, device, token, body: body[SEAL_BYTES:]
     )
     with aggregators(tmp_path) as pair:
         pair.open(ROUND, terms())

@@ -19,7 +19,8 @@ from keyhole.service import app, inbox
 from keyhole.service.inbox import SpoolInbox
 from keyhole.service.transport import serving
 from keyhole.wire.http import OCTETS
-from keyhole.wire.messages import decode_update
+from keyhole.wire.manifest import digest_of
+from keyhole.wire.messages import decode_update, encode_update
 from tests.service.recorder import Recorder
 from tests.service.small_service import LAYOUT, small_service
 
@@ -103,3 +104,14 @@ def test_a_service_that_does_not_compare_takes_it(runs, where, monkeypatch):
     service, round_id = target_of(runs, where)
     assert replay(service, body) == {"update": "stored"}
     assert service.stored(round_id) == {"phone": body}
+
+
+def test_one_who_alters_messages_can_make_it_one_of_another_round(runs):
+    """The admission: nothing of an update in the clear is signed, and the digest least of all."""
+    one, two = runs
+    update, keys = decode_update(
+        recorded_update(one), LAYOUT, 1 << 16, digest_of(one.rounds.current(newest=True).round)
+    )
+    round_id = two.rounds.current(newest=True).round
+    altered = encode_update(LAYOUT, update, keys, digest_of(round_id))
+    assert replay(two, altered) == {"update": "stored"}

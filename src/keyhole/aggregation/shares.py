@@ -17,9 +17,9 @@
 Heads and checks are those of `crypto/codec.py`, with the magic "KHX2"; numbers are little-endian.
 The digest in a head is that of the params and of the manifest of the round: what was made from
 another model is no message of this sum. A public message has no check, since both own messages hold
-its digest. What a client sends to a server is sealed to that server's key and under the client's
-name (`seal_share`), since TLS may end before it. Payloads are the aggregation's own: their lengths
-stand in its facts, and depend on nothing that a client keeps to itself.
+its digest. What a client sends to a server is sealed to that server's key, under the client's name
+and with its token (`seal_share`), since TLS may end before it. Payloads are the aggregation's own:
+their lengths stand in its facts, and depend on nothing that a client keeps to itself.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _SHARE_BYTES = FRAMING.head_bytes + _SHARE.size + CHECK_BYTES
 _ENTRY_BYTES = 8 + _DIGEST_BYTES  # of a client in a list
 
 _KEY_ID_BYTES = 8
-_SEALED = b"keyhole share 2"  # what sealing is for
+_SEALED = b"keyhole share 3"  # what sealing is for
 
 SEAL_BYTES = _KEY_ID_BYTES + PUBLIC_BYTES + TAG_BYTES
 """What sealing adds to what a client sends to a server."""
@@ -275,24 +275,29 @@ def pack_shares(facts: SumFacts, split: SplitUpdate, prg: Prg) -> SumShares:
     return SumShares(public, (one, other), split.unplaced)
 
 
-def seal_share(public: bytes, round_id: str, device: str, body: bytes) -> bytes:
+def seal_share(public: bytes, round_id: str, device: str, token: str, body: bytes) -> bytes:
     """Returns what a client sends to the server with this public key, for one round and under one
     name: the first 8 bytes of the SHA-256 of the key, an ephemeral key (32), the body sealed by
-    HPKE. `device` is the name by which the server counts the client; under another name, the share
-    does not open.
+    HPKE.
+
+    Args:
+        device: the name by which the server counts the client; under another, it does not open.
+        token: that lets the client in at the server, whole. It goes into the key: whoever has only
+            what is shown of it can seal nothing in the client's name.
 
     Raises:
         MalformedError: not a public key.
     """
-    enc, context = seal_to(public, _SEALED)
+    enc, context = seal_to(public, _info(token))
     return _key_id(public) + enc + context.seal(_bound(round_id, device), body)
 
 
-def open_share(private: PrivateKey, round_id: str, device: str, data: bytes) -> bytes:
-    """Returns what the client of this name sealed to this server.
+def open_share(private: PrivateKey, round_id: str, device: str, token: str, data: bytes) -> bytes:
+    """Returns what the client of this name and token sealed to this server.
 
     Raises:
-        MalformedError: sealed to another key, for another round or name, or damaged.
+        MalformedError: sealed to another key, for another round or name, with another token, or
+            damaged.
     """
     if data[:_KEY_ID_BYTES] != _key_id(private.public):
         raise MalformedError(
@@ -301,8 +306,13 @@ def open_share(private: PrivateKey, round_id: str, device: str, data: bytes) -> 
             "key; name the key that its operator gives out behind its URL: URL#KEY"
         )
     start = _KEY_ID_BYTES + PUBLIC_BYTES
-    context = open_from(private, data[_KEY_ID_BYTES:start], _SEALED)
+    context = open_from(private, data[_KEY_ID_BYTES:start], _info(token))
     return context.open(_bound(round_id, device), data[start:])
+
+
+def _info(token: str) -> bytes:
+    """What the key of a share is made with, beside what both sides agree on."""
+    return _SEALED + b"\0" + token.encode("utf-8", "surrogatepass")
 
 
 def _bound(round_id: str, device: str) -> bytes:

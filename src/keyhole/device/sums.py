@@ -11,7 +11,9 @@ part, unless its operator would rather trust the service.
 
 What goes to each aggregator is sealed to its key, which the operator names with its address: TLS
 may end at a load balancer, and one who runs both balancers would read the update. The device's name
-is sealed with it: sent on under another one, it does not open, and nobody else is charged.
+is sealed with it: sent on under another one, it does not open, and nobody else is charged. So is
+its token, of which requests show a digest: one who runs both balancers could else send shares of
+its own in the name of all others, and what is left of the sum is this device's update.
 
 Hidden from each aggregator: keys and numbers of the update, if the two do not work together.
 Hidden from what stands before the aggregators: the same, without that. Hidden from the trainer: all
@@ -46,7 +48,7 @@ from keyhole.errors import (
 )
 from keyhole.primitives.layout import Layout
 from keyhole.primitives.report import Report
-from keyhole.wire.assignment import name_in
+from keyhole.wire.assignment import name_in, shown
 from keyhole.wire.http import OCTETS
 from keyhole.wire.manifest import digest_of
 from keyhole.wire.messages import SUM_SETTING, WEIGHT_SETTING, SharePlace, read_message
@@ -220,7 +222,7 @@ class SumSend:
             )
         ]
         bodies = [
-            seal_share(key, known.id, line.name_of(device), body)
+            seal_share(key, known.id, line.name_of(device), line.token, body)
             for key, line, body in zip(self.keys, lines, made.bodies, strict=True)
         ]
         entry = Charge(round.round, device.client.place, facts.noise_multiplier, (self.name,))
@@ -258,7 +260,7 @@ class _Line:
         while True:
             try:
                 with self._refusals():
-                    got = client.get(path, token=self._token, limit=_MAX_MESSAGE)
+                    got = client.get(path, token=self._shown, limit=_MAX_MESSAGE)
                     self._check_party(read_message(got.body, SharePlace).party)
                     return
             except NotFoundError:
@@ -283,12 +285,18 @@ class _Line:
         """Sends a body."""
         path, client = f"/v1/sums/{self.round}/shares", self.aggregator.client
         with self._refusals():
-            client.send(path, body, token=self._token, limit=_MAX_MESSAGE, content_type=OCTETS)
+            client.send(path, body, token=self._shown, limit=_MAX_MESSAGE, content_type=OCTETS)
 
     @property
-    def _token(self) -> str | None:
+    def token(self) -> str:
+        """The token that lets the device in; nothing where it has none."""
         own = self.aggregator.token_for(self.round)
-        return self.told if own is None else own
+        return (self.told if own is None else own) or ""
+
+    @property
+    def _shown(self) -> str | None:
+        """What of it travels in the head of a request."""
+        return shown(self.token) or None
 
     @contextmanager
     def _refusals(self) -> Iterator[None]:

@@ -35,6 +35,7 @@ from keyhole.errors import (
     UntimelyError,
 )
 from keyhole.service.limits import Gate, Limits, TokenBuckets, Turns, too_many
+from keyhole.wire.assignment import SHOWN, shown
 
 if TYPE_CHECKING:
     from keyhole.service.metrics import Metrics
@@ -57,7 +58,7 @@ TOKEN_ID = re.compile(r"[0-9a-f]{32}")
 """Names of tokens: 128 bits in hex."""
 
 _VERSION = 2
-_PREFIX = b"kh2."
+_PREFIX, _SHOWN = b"kh2.", SHOWN.encode("ascii")
 _SIGNATURE = 43  # characters of 32 bytes
 _MAX_TOKEN = 1024  # bytes; longer ones are refused before any work
 _MIN_KEY = 32  # bytes, as long as the digest
@@ -195,16 +196,29 @@ class Keyring:
             )
         return claims
 
-    def _read(self, token: bytes) -> TokenClaims:
-        """The claims of a token whose signature is right."""
+    def whole(self, token: bytes) -> str:
+        """Returns all of a token of which this may be what is shown on the way (`shown`); raises
+        AccessError unless it is signed here."""
         signed, _, signature = token.rpartition(b".")
+        is_shown = signed.startswith(_SHOWN)
+        if is_shown:
+            signed = _PREFIX + signed.removeprefix(_SHOWN)
         is_token = len(token) <= _MAX_TOKEN and signed.startswith(_PREFIX)
         if not is_token or len(signature) != _SIGNATURE:
             raise _refused("the token is malformed")
         # Every key is tried, so that time does not tell which one signed.
-        matches = [hmac.compare_digest(_sign(key, signed), signature) for key in self.keys]
-        if not any(matches):
+        made = [
+            (signed + b"." + _sign(key, signed)).decode("ascii", "replace") for key in self.keys
+        ]
+        seen = [(shown(one) if is_shown else one).encode() for one in made]
+        same = [hmac.compare_digest(one, token) for one in seen]
+        if not any(same):
             raise _refused("the token was not signed here")
+        return made[same.index(True)]
+
+    def _read(self, token: bytes) -> TokenClaims:
+        """The claims of a token whose signature is right."""
+        signed = self.whole(token).encode().rpartition(b".")[0]
         try:
             payload = urlsafe_b64decode(signed[len(_PREFIX) :] + b"==")  # too many "=" are ignored
             claims = msgspec.json.decode(payload, type=TokenClaims)
@@ -300,12 +314,8 @@ class Access:
 
     def identify(self, headers: Mapping[bytes, bytes], now: float) -> TokenClaims:
         """Returns the claims of a request's token; raises AccessError if it has no good one."""
-        if self.keyring is None:
-            raise _refused("this service issues no tokens")
-        scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
-        if scheme.lower() != b"bearer" or not token:
-            raise _refused("a token is needed")
-        claims = self.keyring.verify(token, now)
+        keyring, token = self._bearer(headers)
+        claims = keyring.verify(token, now)
         if self.denied is not None and claims.id in self.denied:
             raise _refused("the token was revoked")
         if claims.audience != self.audience:
@@ -315,6 +325,20 @@ class Access:
                 f"{self.audience}`"
             )
         return claims
+
+    def _bearer(self, headers: Mapping[bytes, bytes]) -> tuple[Keyring, bytes]:
+        """The token of a request, and the keys that check it."""
+        if self.keyring is None:
+            raise _refused("this service issues no tokens")
+        scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
+        if scheme.lower() != b"bearer" or not token:
+            raise _refused("a token is needed")
+        return self.keyring, token
+
+    def whole(self, headers: Mapping[bytes, bytes]) -> str:
+        """Returns all of the token that a request shows, or shows a part of."""
+        keyring, token = self._bearer(headers)
+        return keyring.whole(token)
 
     def member(self, headers: Mapping[bytes, bytes], round_id: str, now: float) -> TokenClaims:
         """Returns the claims of a device of a round; raises NotAdmittedError for another round."""

@@ -212,7 +212,7 @@ class AggregatorApp:
         claims = self._device(request, round_id)
         guards.count(request, claims)
         guards.check_type(request)
-        device = claims.device
+        device, token = claims.device, self._devices.whole(request.headers)
         length = await asyncio.to_thread(self.sums.upload_bytes, round_id, device)
         async with self._guards.body(request, length) as body:
             if len(body) != length:
@@ -220,7 +220,7 @@ class AggregatorApp:
                     f"a share of another length: got {len(body)} bytes; expected {length} bytes; "
                     "share the update under the params of this round"
                 )
-            outcome = await asyncio.to_thread(self.sums.upload, round_id, device, body)
+            outcome = await asyncio.to_thread(self.sums.upload, round_id, device, token, body)
         guards.metrics.add("stored" if outcome == "stored" else "repeated")
         return json_response({"share": outcome}, 201 if outcome == "stored" else 200)
 

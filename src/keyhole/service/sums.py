@@ -204,10 +204,13 @@ class Sums:
             raise _too_late()
         return held.checker.facts.body_bytes(self.settings.party)
 
-    def upload(self, round_id: str, device: str, body: bytes) -> Literal["stored", "known"]:
-        """Keeps what a device sent, durably; sending the same again changes nothing. While the sum
-        is open, another share takes its place: of a device that was stopped between the two."""
-        opened = open_share(self.files.key, round_id, device, body)
+    def upload(
+        self, round_id: str, device: str, token: str, body: bytes
+    ) -> Literal["stored", "known"]:
+        """Keeps what a device sealed with its token, durably; sending the same again changes
+        nothing. While the sum is open, another share takes its place: of a device that was stopped
+        between the two."""
+        opened = open_share(self.files.key, round_id, device, token, body)
         self.held(round_id).checker.check(opened)
         return self.files.spool.store(round_id, device, opened, may_replace=True)
 

@@ -6,10 +6,11 @@ Functions without sockets and clock; `keyhole.rounds.machine` decides when a rou
 from __future__ import annotations
 
 import json
-from base64 import urlsafe_b64decode
+from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from hashlib import sha256
 from math import inf
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -27,6 +28,9 @@ Phase: TypeAlias = Literal["open", "closed"]
 NO_ROUND = "no such round"
 """What is wrong where a service has no such round, or not yet; devices tell by it whether a second
 server lags behind or is set up wrongly."""
+
+SHOWN = "kh2s."
+"""How what is shown of a token begins."""
 
 
 @dataclass(frozen=True)
@@ -211,6 +215,20 @@ def device_name(client: int) -> str:
     'device-7'
     """
     return f"device-{client}"
+
+
+def shown(token: str) -> str:
+    """Returns what of a token may be seen on the way: what it says, and a digest of all of it, by
+    which the service that signed it knows it. Who has seen that cannot make what the whole is for.
+
+    A text that is no token comes back as it is.
+    """
+    version, _, rest = token.partition(".")
+    payload, _, signature = rest.rpartition(".")
+    if version != "kh2" or not payload or not signature:
+        return token
+    digest = urlsafe_b64encode(sha256(b"keyhole shown token\0" + token.encode()).digest())
+    return f"{SHOWN}{payload}.{digest.decode().rstrip('=')}"
 
 
 def claims_in(token: str) -> dict[str, Any]:

@@ -142,9 +142,12 @@ class Pair:
 
     def send(self, party, round_id, name, body, token=None, sealed=None):
         """A device sends what it has sealed, or something else in its place."""
-        body = seal_share(self.public(party), round_id, name, body) if sealed is None else sealed
-        client = HttpClient(self.urls[party], retry=Retry(attempts=1))
         token = token or self.device_token(party, name)
+        if sealed is None:
+            body = seal_share(self.public(party), round_id, name, token, body)
+        else:
+            body = sealed
+        client = HttpClient(self.urls[party], retry=Retry(attempts=1))
         path = f"/v1/sums/{round_id}/shares"
         try:
             got = client.send(path, body, token=token, limit=4096, content_type=OCTETS)

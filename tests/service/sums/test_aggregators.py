@@ -26,6 +26,7 @@ from keyhole.errors import (
     TooLateError,
 )
 from keyhole.service.sum_files import SumFiles, sealing_key
+from keyhole.wire.assignment import shown
 from tests.service.sums.aggregators import (
     COHORT,
     aggregators,
@@ -319,21 +320,25 @@ def test_what_is_not_sealed_to_the_key_of_an_aggregator_for_the_round_is_refused
     terms = terms_of()
     pair.open(ROUND, terms)
     body, own = bodies_of(terms, rows_of(terms, 1))[party], pair.public(party)
-    good = seal_share(own, ROUND, COHORT[0], body)
+    token, another = (pair.device_token(party, COHORT[0]) for _ in range(2))
+    good = seal_share(own, ROUND, COHORT[0], token, body)
     damaged = bytes([*good[:60], good[60] ^ 1, *good[61:]])
-    wrong_key = seal_share(PrivateKey.fresh().public, ROUND, COHORT[0], body)
+    wrong_key = seal_share(PrivateKey.fresh().public, ROUND, COHORT[0], token, body)
     for sealed, words in [
         (body + bytes(SEAL_BYTES), "another key"),
         (wrong_key, "another key"),
         (own[:0] + good[:8] + wrong_key[8:], "cannot be opened"),
         (damaged, "cannot be opened"),
-        (seal_share(own, round_name(b"b"), COHORT[0], body), "cannot be opened"),
-        (seal_share(own, ROUND, COHORT[1], body), "cannot be opened"),
-        (seal_share(own, ROUND, "", body), "cannot be opened"),
+        (seal_share(own, round_name(b"b"), COHORT[0], token, body), "cannot be opened"),
+        (seal_share(own, ROUND, COHORT[1], token, body), "cannot be opened"),
+        (seal_share(own, ROUND, COHORT[0], another, body), "cannot be opened"),
+        (seal_share(own, ROUND, COHORT[0], shown(token), body), "cannot be opened"),
+        (seal_share(own, ROUND, "", token, body), "cannot be opened"),
     ]:
         with pytest.raises(MalformedError, match=words):
-            pair.send(party, ROUND, COHORT[0], body, sealed=sealed)
-    assert b"stored" in pair.send(party, ROUND, COHORT[0], body, sealed=good)
+            pair.send(party, ROUND, COHORT[0], body, token=token, sealed=sealed)
+    assert b"stored" in pair.send(party, ROUND, COHORT[0], body, token=shown(token), sealed=good)
+    assert b"known" in pair.send(party, ROUND, COHORT[0], body, token=token, sealed=good)
     assert b"known" in pair.send(party, ROUND, COHORT[0], body)  # sealed anew
 
 

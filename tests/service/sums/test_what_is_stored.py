@@ -48,8 +48,8 @@ def stored(directory, world, party):
         kind = at % 2
         prg = Prg(sha256(f"{world} {at}".encode()).digest()[:16])
         made = share_update(TERMS, rows_of(*WORLDS[world][kind]), prg, digest_of(ROUND))
-        sealed = seal_share(sums.files.key.public, ROUND, name, made.bodies[party])
-        sums.upload(ROUND, name, sealed)
+        sealed = seal_share(sums.files.key.public, ROUND, name, "token", made.bodies[party])
+        sums.upload(ROUND, name, "token", sealed)
     found = [sums.files.spool.read(ROUND, name) for name in NAMES]
     sums.files.close()
     return found[::2], found[1::2]
