@@ -9,7 +9,9 @@ from tests.helpers import ROOT
 from tests.shell import run_as_typed
 
 SECTION = (ROOT / "README.md").read_text().split("## Over a network")[1].split("\n## ")[0]
-(BY_HAND,) = [block for block in re.findall(r"```\n(.*?)```", SECTION, re.S) if "serve" in block]
+(BY_HAND,) = [
+    block for block in re.findall(r"```\n(.*?)```", SECTION, re.S) if "keyhole serve" in block
+]
 
 
 @pytest.mark.slow

@@ -206,3 +206,15 @@ def test_a_service_counts_each_device_of_the_newest_round_once(tmp_path):
                 with service.device(name=name) as device:
                     device.check_in()
             assert f"keyhole_round_checked_in {expected}.0" in service.app.metrics.page().decode()
+
+
+def test_a_trainer_says_how_many_devices_wait_to_be_drawn(tmp_path, capsys):
+    (tmp_path / "rounds").mkdir()
+    telling = TrainerTelling(tmp_path / "rounds", tmp_path / "run")
+    with writing_logs("json", "info"):
+        for here in (0, 2, 2):
+            telling(Waiting(0, here, 3, [], is_drawn=False))
+    told = [
+        (line["event"], line["waiting"], line["goal"]) for line in lines_of(capsys.readouterr().err)
+    ]
+    assert told == [("gathering", 0, 3), ("gathering", 2, 3)]

@@ -254,6 +254,10 @@ def _show(home: Path, size: Mapping[str, int], done: Mapping[Path, Result]) -> N
         click.echo(skipped_line(directory, made), nl=False)
     for last in next(iter(records.values()))[-1:]:  # none where the first trial made no round
         screen.print(trust_table(last))
+        if last.are_maxima:
+            click.echo(
+                "sizes and bytes are public maxima: nobody but the devices knows what they fetched"
+            )
         click.echo(privacy_line(last), nl=bool(last.privacy))
     click.echo(f"runs: {home}")
 

@@ -41,8 +41,8 @@ class Result:
         rounds: T.
         seconds: wall time of training and evaluation, where no process was killed.
         metrics: on the test split, in the end.
-        client_size: numbers in a client's sub-model, on average; None where that is not known here,
-            as of devices that send shares.
+        client_size: numbers in a client's sub-model, on average; None where none is known. Of
+            devices whose slices or updates are private it is the max, as bytes are.
         bytes_down: what a client received in a round, on average; None likewise.
         bytes_up: what it sent.
         records: rounds that these three are means over: all of them, unless records were lost.

@@ -175,14 +175,24 @@ def check_model_worth(
 ) -> None:
     """Raises CostlyError for a private delivery that sends more than the whole model would be;
     `coding` is that of the cut parts."""
-    sent = whole = 0
+    sent = sum(max_bytes(delivery, layout, keys_per_client, coding))
+    tables = zip(layout.parts, records_of(layout, coding), strict=True)
+    whole = sum(part.space.num_keys * records.record_bytes for part, records in tables)
+    _refuse_dearer(delivery.about.name, delivery.about.is_private, sent, whole)
+
+
+def max_bytes(
+    delivery: Delivery, layout: Layout, keys_per_client: Mapping[str, int], coding: Coding = PLAIN
+) -> tuple[int, int]:
+    """Returns what a client that takes as many keys as it may receives and sends while slices are
+    delivered, in bytes. It follows from public numbers; private deliveries pad everyone to it."""
+    down = up = 0
     limit = max_keys_of(layout, keys_per_client)
     for part, records, m in zip(layout.parts, records_of(layout, coding), limit, strict=True):
-        table = part.space.num_keys * records.record_bytes
         if 0 < m < part.space.num_keys:
             load = Workload(part.space.num_keys, m, records.record_bytes, cohort=1)
-            sent += delivery.price(load, Speeds()).bytes_total
+            price = delivery.price(load, Speeds())
+            down, up = down + price.bytes_down, up + price.bytes_up
         elif m:
-            sent += table
-        whole += table
-    _refuse_dearer(delivery.about.name, delivery.about.is_private, sent, whole)
+            down += part.space.num_keys * records.record_bytes
+    return down, up

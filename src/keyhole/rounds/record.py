@@ -52,6 +52,9 @@ class RoundRecord:
         distinct_keys: different keys that `clients` received slices of.
         client_sizes: numbers in the sub-model of each client, in the order of `clients`; 0 where
             none arrived.
+        are_maxima: whether bytes and sizes are not counted: nobody but the devices knows their
+            keys, and these are public numbers that hold for every client which answered, the
+            lengths to which its messages are padded or the max there could be.
         unplaced_keys: keys that clients chose and trained without, and keys whose update was not
             added: a private message had no place for them, and to send another would show.
         dropped_rows: rows that somebody sent and too few for them to be opened, where a secure sum
@@ -89,6 +92,7 @@ class RoundRecord:
     cache_hits: int = 0
     distinct_keys: int = 0
     client_sizes: list[int] = field(default_factory=list)
+    are_maxima: bool = False
     unplaced_keys: int = 0
     dropped_rows: int = 0
     seen_by: Mapping[str, str] = field(default_factory=dict)
@@ -182,14 +186,17 @@ def encode_records(records: Iterable[RoundRecord]) -> bytes:
     return b"".join(json.dumps(_told(r), sort_keys=True).encode() + b"\n" for r in records)
 
 
+_ONLY_IF_TOLD = "total_weight", "client_metrics", "are_maxima"
+
+
 def _told(record: RoundRecord) -> dict[str, Any]:
-    """The fields of a record; what clients report only where they do."""
+    """The fields of a record; those of a few runs where they say something."""
     told = vars(record) | {"metrics": metrics_to_json(record.metrics)}
     told["client_metrics"] = {
         name: {"mean": _to_json(found.mean), "deciles": [_to_json(d) for d in found.deciles]}
         for name, found in record.client_metrics.items()
     }
-    return {n: v for n, v in told.items() if v or n not in ("total_weight", "client_metrics")}
+    return {name: value for name, value in told.items() if value or name not in _ONLY_IF_TOLD}
 
 
 def _numbers_of(told: Mapping[str, Any]) -> dict[str, Any]:

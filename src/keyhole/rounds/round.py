@@ -178,6 +178,7 @@ class CohortResults:
     closed: Why
     blocks: tuple[BlockSum, ...] | None = None  # updates, where they were added up at once
     incidents: list[str] = field(default_factory=list)
+    are_maxima: bool = False  # bytes and sizes; see `RoundRecord`
 
 
 def train(
@@ -344,6 +345,7 @@ def record_round(
         incidents=[*results.incidents, *refused_whole(each)],
         **record_results(each, [results.cost], summed),
         not_opened=summed.error,
+        are_maxima=results.are_maxima,
         input_bound=parts.input_bound,
         total_weight=summed.reported.weight,
         client_metrics=summed.reported.metrics,

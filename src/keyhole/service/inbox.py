@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from keyhole.aggregation.base import ClientResult, SumResult, about_of
-from keyhole.delivery.base import Cost
+from keyhole.delivery.base import Cost, Delivery
 from keyhole.delivery.clear import Pregenerated
 from keyhole.delivery.records import Coding, Demand
 from keyhole.errors import InputError, KeyholeError
+from keyhole.planner.prices import max_bytes
 from keyhole.primitives.layout import Layout
 from keyhole.rounds.adding import add_up, agreed
 from keyhole.rounds.machine import Event
@@ -271,6 +272,25 @@ def _sum_in_blocks(
 def _sum_sent(results: Sequence[ClientResult], layout: Layout) -> BlockSum:
     sent = [result for result in results if result.outcome == "sent"]
     return sum_block(layout, [result.update for result in sent], [result.keys for result in sent])
+
+
+def with_maxima(
+    results: Sequence[ClientResult],
+    fetched: Delivery,
+    coding: Coding,
+    layout: Layout,
+    parts: RunParts,
+) -> list[ClientResult]:
+    """Returns results of a round whose trainer is not told which slices a device fetched, or how:
+    those that answered have the public lengths of that."""
+    down, up = max_bytes(fetched, layout, parts.keys_per_client, coding)
+    size = layout.client_size(**parts.keys_per_client)
+    return [
+        replace(each, bytes_down=down, bytes_up=up, size=each.size or size)
+        if each.outcome in ("sent", "late", "refused")
+        else each
+        for each in results
+    ]
 
 
 def round_settings(t: int, parts: RunParts) -> dict[str, object]:

@@ -47,7 +47,15 @@ from keyhole.rounds.spec import RunParts
 from keyhole.sampling import ClientStream, Outcome
 from keyhole.server.row_sums import RowUpdate
 from keyhole.server.state import ServerState
-from keyhole.service.inbox import CheckIns, Inbox, SpoolInbox, Summons, nothing_of, round_settings
+from keyhole.service.inbox import (
+    CheckIns,
+    Inbox,
+    SpoolInbox,
+    Summons,
+    nothing_of,
+    round_settings,
+    with_maxima,
+)
 from keyhole.service.lobby import Lobby
 from keyhole.service.publishing import Publisher
 from keyhole.wire.assignment import device_name
@@ -400,7 +408,13 @@ class Served:
         assert machine.closed is not None
         incidents = [*self.summons.incidents(), *gathered.incidents]
         cost = replace(gathered.cost, leaks=self.fetched.about.leaks)
-        results = CohortResults(gathered.results, cost, machine.closed, incidents=incidents)
+        is_hidden = self.fetched.about.is_private or not about_of(parts.aggregate).is_in_clear
+        each = gathered.results
+        if is_hidden:
+            each = with_maxima(each, self.fetched, self.coding, state.layout, parts)
+        results = CohortResults(
+            each, cost, machine.closed, incidents=incidents, are_maxima=is_hidden
+        )
         record = record_round(t, state, parts, results, gathered.summed)
         return gathered.summed.rows, record
 

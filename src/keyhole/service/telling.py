@@ -152,8 +152,8 @@ class TrainerTelling:
             return
         self._gathered = (waiting.round, waiting.here)
         text = gathers(waiting.round, waiting.here, waiting.goal)
-        facts: dict[str, Fact] = {"round": waiting.round, "devices": waiting.here}
-        tell("trainer", "gathering", text, needed=waiting.goal, **facts)
+        facts: dict[str, Fact] = {"round": waiting.round, "waiting": waiting.here}
+        tell("trainer", "gathering", text, goal=waiting.goal, **facts)
 
     def closed(self, record: RoundRecord) -> None:
         """Says how a round ended, and what went wrong in it."""

@@ -6,9 +6,11 @@ from contextlib import suppress
 
 import pytest
 
+from keyhole.delivery.clear import Pregenerated
 from keyhole.delivery.pir.one_server import OneServerPir
 from keyhole.device.private import QueryFetch
 from keyhole.device.take_part import PopulationClient, keep_taking_part
+from keyhole.planner.prices import max_bytes
 from keyhole.rounds.loop import start_run
 from keyhole.sampling import Cohorts, sample_cohort
 from keyhole.service.inbox import SpoolInbox
@@ -26,7 +28,8 @@ def train_over(both, fetch, plan):
     """A run whose devices fetch so; each of a round takes part after the other."""
     stop = threading.Event()
     inbox = SpoolInbox(both.service.spool)
-    kind = Served(both.service.publisher, inbox, poll=0.005, stop=stop, named=True)
+    fetched = fetch.delivery if isinstance(fetch, QueryFetch) else Pregenerated()
+    kind = Served(both.service.publisher, inbox, poll=0.005, stop=stop, named=True, fetched=fetched)
     run = start_run(toy.make_state(), toy.make_clients(), plan, kind=kind)
 
     def make_rounds():
@@ -87,3 +90,8 @@ def test_devices_that_fetch_in_private_make_the_same_model(tmp_path, roles):
     expected = start_run(toy.make_state(), toy.make_clients(), plan)
     list(expected.rounds(ROUNDS))
     assert toy.model_bytes(run.state) == toy.model_bytes(expected.state)
+    down, up = max_bytes(fetch.delivery, run.state.layout, plan.keys_per_client)
+    for record in run.records:  # what was fetched has one length for all
+        assert record.are_maxima
+        assert (set(record.bytes_down), min(record.bytes_up) > up) == ({down}, True)
+        assert record.seen_by == {p: str(leak) for p, leak in fetch.delivery.about.leaks.items()}

@@ -1,0 +1,51 @@
+"""A device fetches as the round says, and only in ways that its operator allows."""
+
+import pytest
+
+from keyhole import tree
+from keyhole.device.device import Device
+from keyhole.device.take_part import AllowedFetch, Participant, fetch_at_home, take_part
+from keyhole.errors import ViolationError
+from tests.service.small_service import small_service
+
+KEYS = {"word": [3, 1], "neuron": [5]}
+
+
+def habit(**allowed):
+    def train(known, fetched):
+        return tree.map_leaves(lambda leaf: 2 * leaf, fetched.model)
+
+    return Participant(lambda known: KEYS, train, AllowedFetch(allowed, next(iter(allowed))))
+
+
+@pytest.fixture
+def service(tmp_path):
+    with small_service(tmp_path) as made:
+        yield made
+
+
+def test_a_round_that_fetches_in_another_way_gets_nothing(service):
+    state = service.publish(settings={"delivery": "pregenerated"})
+    refused = pytest.raises(ViolationError, match="got 'pregenerated'; expected broadcast")
+    with service.device() as device, refused:
+        take_part(device, habit(broadcast=fetch_at_home))
+    assert service.stored(state.published.id) == {}
+    assert b"keyhole_keys_total 0.0" in service.app.metrics.page()
+
+
+@pytest.mark.parametrize("named", ["broadcast", "pregenerated", None])
+def test_a_round_says_how_slices_are_fetched(service, named):
+    service.publish(settings={} if named is None else {"delivery": named})
+    used = []
+
+    def noting(name, fetch):
+        def noted(*told):
+            used.append(name)
+            return fetch(*told)
+
+        return noted
+
+    ways = {"broadcast": fetch_at_home, "pregenerated": Device.fetch}
+    with service.device() as device:
+        take_part(device, habit(**{name: noting(name, fetch) for name, fetch in ways.items()}))
+    assert used == [named or "broadcast"]
