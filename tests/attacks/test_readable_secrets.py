@@ -16,6 +16,7 @@ from keyhole.cli.token import token
 from keyhole.delivery.records import RecordField, Records
 from keyhole.device.cache import SliceCache
 from keyhole.files import kept_secret, replacing, write_all
+from keyhole.server.client_states import ClientStates
 from keyhole.service.spool import UpdateSpool
 from keyhole.service.sum_files import SumFiles
 from keyhole.service.sums import AggregatorSettings, Sums
@@ -66,6 +67,13 @@ def test_what_a_device_asked_for(shared):
     table = Records("word", 9, (RecordField("w", (10,), np.dtype("f4")),))
     records, sums = np.zeros((1, table.record_bytes), np.uint8), np.zeros(1, np.uint64)
     SliceCache(shared).keep([(table, np.array([1]), records, sums)])
+    assert (made(shared), readable(shared)) == (1, [])
+
+
+def test_what_a_client_keeps_between_rounds(shared):
+    states = ClientStates(shared / "clients")
+    states.offer({3: b"a state"})
+    states.write(0)
     assert (made(shared), readable(shared)) == (1, [])
 
 

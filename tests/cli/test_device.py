@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from click import UsageError
 from click.testing import CliRunner
 
 from keyhole.cli.device import _line_of, _take_part, device, fetch_of
@@ -171,6 +172,24 @@ def test_whoever_else_is_asked_has_a_name_in_what_is_told(way, names):
 
     fetch_of({**dict.fromkeys(keys), **way}, connect)
     assert connected == names
+
+
+def ways_of(**options):
+    """The deliveries that a device with these options allows, and the one of rounds without any."""
+    names = "second", "relay", "second_token_file", "relay_token_file", "gateway_config"
+    blank = dict.fromkeys((*names, "anonymous", "delivery"))
+    found = fetch_of({**blank, **options}, lambda name, url, token_file: Device(url))
+    return set(found.by_name), found.usual
+
+
+def test_a_device_without_a_name_fetches_in_no_way_that_shows_it():
+    """A round that says a plainer way is refused, and so is one of a service that says none."""
+    assert {"pregenerated", "broadcast", "pir-one-server"} <= ways_of()[0]
+    assert ways_of(anonymous=True) == ({"pir-one-server"}, "pir-one-server")
+    assert ways_of(anonymous=True, second="http://127.0.0.1:9") == ({"pir"}, "pir")
+    for options in ({"relay": "http://127.0.0.1:9"}, {"delivery": "pregenerated"}):
+        with pytest.raises(UsageError, match="--anonymous"):
+            ways_of(anonymous=True, **options)
 
 
 def test_a_device_says_once_that_it_waits_and_why_it_missed_a_round(capsys):

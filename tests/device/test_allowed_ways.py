@@ -33,6 +33,13 @@ def test_a_round_that_fetches_in_another_way_gets_nothing(service):
     assert b"keyhole_keys_total 0.0" in service.app.metrics.page()
 
 
+@pytest.mark.parametrize("named", [["pregenerated"], {"broadcast": 1}, 3, True])
+def test_a_round_that_names_no_delivery_is_refused_and_breaks_no_device(service, named):
+    service.publish(settings={"delivery": named})
+    with service.device() as device, pytest.raises(ViolationError, match="does not allow"):
+        take_part(device, habit(broadcast=fetch_at_home))
+
+
 @pytest.mark.parametrize("named", ["broadcast", "pregenerated", None])
 def test_a_round_says_how_slices_are_fetched(service, named):
     service.publish(settings={} if named is None else {"delivery": named})

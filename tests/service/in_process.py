@@ -56,7 +56,7 @@ class Service:
         path = "/v1/rounds/{id}/slices"
         return self.ask(method, path, content=body, headers={**BINARY, **headers})
 
-    def refused(self, answer, status, kind):
+    def assert_refused(self, answer, status, kind):
         """Demands an error of the one shape; nothing stays held behind it."""
         assert answer.status_code == status, answer.text
         facts = answer.json()["error"]

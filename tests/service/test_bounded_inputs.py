@@ -139,9 +139,9 @@ def bounded(tmp_path):
 
 
 def test_a_device_that_was_refused_stays_so_in_this_round(bounded):
-    bounded.refused(send_update(bounded, update_of(1e30)), 413, "TooLargeError")
-    bounded.refused(send_update(bounded, update_of(1e30)), 413, "TooLargeError")
-    bounded.refused(send_update(bounded, update_of(1.0)), 409, "ConflictError")
+    bounded.assert_refused(send_update(bounded, update_of(1e30)), 413, "TooLargeError")
+    bounded.assert_refused(send_update(bounded, update_of(1e30)), 413, "TooLargeError")
+    bounded.assert_refused(send_update(bounded, update_of(1.0)), 409, "ConflictError")
     spool, round_id = bounded.spool, bounded.round.id
     assert spool.refused(round_id) == ["phone-1"]
     assert spool.refusal(round_id, "phone-1") == "norm"
@@ -152,7 +152,7 @@ def test_a_device_that_was_refused_stays_so_in_this_round(bounded):
 
 def test_what_was_stored_counts_whatever_is_sent_behind_it(bounded):
     assert send_update(bounded, update_of(1.0)).status_code == 201
-    bounded.refused(send_update(bounded, update_of(1e30)), 413, "TooLargeError")
+    bounded.assert_refused(send_update(bounded, update_of(1e30)), 413, "TooLargeError")
     assert bounded.spool.refused(bounded.round.id) == []
     assert bounded.spool.devices(bounded.round.id) == ["phone-1"]
 
@@ -160,7 +160,7 @@ def test_what_was_stored_counts_whatever_is_sent_behind_it(bounded):
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_numbers_that_are_none_are_refused_and_not_counted_as_long(bounded, value):
     kind = (413, "TooLargeError") if value == np.inf else (400, "NotFiniteError")
-    bounded.refused(send_update(bounded, update_of(value)), *kind)
+    bounded.assert_refused(send_update(bounded, update_of(value)), *kind)
     expected = "norm" if value == np.inf else "numbers"
     assert bounded.spool.refusal(bounded.round.id, "phone-1") == expected
 

@@ -71,12 +71,12 @@ def fetch_of(
         name: connect(_PARTIES[name], options[name], options.get(f"{name}_token_file"))
         for name in allowed[0].about.connects_to
     }
-    usual = options["delivery"] or (allowed[0].about.name if others else DEFAULT_SERVED)
+    usual = options["delivery"] or (
+        allowed[0].about.name if others or options["anonymous"] else DEFAULT_SERVED
+    )
     return AllowedFetch(
         {
-            delivery.about.name: fetch_by(
-                delivery, others, pinned, options["anonymous"] and delivery.about.route == "queries"
-            )
+            delivery.about.name: fetch_by(delivery, others, pinned, options["anonymous"])
             for delivery in allowed
         },
         delivery_named(usual).about.name,
@@ -94,8 +94,11 @@ def _allowed(options: Mapping[str, Any]) -> list[Delivery]:
         for way in all_deliveries()
         if way.about.is_served and way.about.route and set(way.about.connects_to) == given
     ]
+    if options["anonymous"]:  # by its name it asks for nothing
+        found = [way for way in found if way.about.route == "queries"]
     if not found:
-        raise click.UsageError(f"no delivery takes {' and '.join(f'--{each}' for each in given)}")
+        said = [*given, *(["anonymous"] if options["anonymous"] else [])]
+        raise click.UsageError(f"no delivery takes {' and '.join(f'--{each}' for each in said)}")
     return found
 
 

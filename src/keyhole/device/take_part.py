@@ -153,13 +153,13 @@ class AllowedFetch:
         for."""
         settings = device.known(round).manifest.settings
         name = settings.get(DELIVERY_SETTING) or self.usual
-        if name not in self.by_name:
+        if not isinstance(name, str) or name not in self.by_name:
             raise ViolationError(
                 f"the round is fetched in a way that this device does not allow: got {name!r}; "
                 f"expected {' or '.join(sorted(self.by_name))}; nothing was asked for; if its "
                 "operator agrees, start the device with that --delivery and the URLs of its parties"
             )
-        return self.by_name[str(name)](device, round, keys)
+        return self.by_name[name](device, round, keys)
 
 
 def take_part(device: Device, participant: Participant, done: str | None = None) -> Taken | Wait:

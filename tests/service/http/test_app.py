@@ -33,9 +33,9 @@ def test_the_current_round_is_told_and_not_cached(service):
 
 def test_before_the_first_round_there_is_none_and_the_service_is_not_ready(service):
     service.rounds.now = None
-    service.refused(service.ask("GET", "/v1/rounds/current"), 404, "NotFoundError")
+    service.assert_refused(service.ask("GET", "/v1/rounds/current"), 404, "NotFoundError")
     answer = service.ask("GET", "/readyz")
-    service.refused(answer, 503, "BusyError")
+    service.assert_refused(answer, 503, "BusyError")
     assert int(answer.headers["retry-after"]) >= 1
     assert service.ask("GET", "/healthz").json() == {"alive": True}
 
@@ -193,7 +193,7 @@ def test_a_range_that_cannot_be_read_is_the_whole(service, given):
 @pytest.mark.parametrize("given", ["bytes=180-", "bytes=9999999999999999999-", "bytes=-0"])
 def test_a_range_behind_the_end_is_refused(service, given):
     answer = service.ask("GET", FILES[2], headers={"range": given})
-    service.refused(answer, 416, "RangeError")
+    service.assert_refused(answer, 416, "RangeError")
     assert answer.headers["content-range"] == "bytes */180"
 
 

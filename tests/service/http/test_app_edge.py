@@ -44,7 +44,7 @@ def test_an_unexpected_error_is_500_without_a_word_about_it(service, caplog):
 
     service.round.tables[WORD_TABLE].fetch = broken
     answer = service.query(wire.Ask(WORD_TABLE, np.array([31])))
-    service.refused(answer, 500, "KeyholeError")
+    service.assert_refused(answer, 500, "KeyholeError")
     (record,) = caplog.records
     assert re.fullmatch(r"unexpected RuntimeError at test_app_edge.py:\d+", record.getMessage())
     assert record.exc_info is None
@@ -61,7 +61,7 @@ def test_further_routes_can_be_mounted():
     service = Service(extra_routes=[lambda _: [more]])
     answer = service.ask("POST", "/v1/relay/hello")
     assert (answer.status_code, answer.json()) == (201, {"said": "hello"})
-    service.refused(service.ask("GET", "/v1/relay/hello"), 405, "MethodError")
+    service.assert_refused(service.ask("GET", "/v1/relay/hello"), 405, "MethodError")
     page = service.app.metrics.page().decode()
     assert 'keyhole_requests_total{route="relay",status="201"} 1.0' in page
 

@@ -59,7 +59,7 @@ def service():
     ],
 )
 def test_what_does_not_exist_is_404(service, path):
-    service.refused(service.ask("GET", path), 404, "NotFoundError")
+    service.assert_refused(service.ask("GET", path), 404, "NotFoundError")
 
 
 def test_a_round_without_a_broadcast_part_says_so(service):
@@ -67,13 +67,13 @@ def test_a_round_without_a_broadcast_part_says_so(service):
         service.round.id, service.round.manifest, service.round.encoded, service.round.tables[1:]
     )
     service.rounds.rounds[only.id] = only
-    service.refused(service.ask("GET", "/v1/rounds/{id}/broadcast"), 404, "NotFoundError")
+    service.assert_refused(service.ask("GET", "/v1/rounds/{id}/broadcast"), 404, "NotFoundError")
 
 
 def test_a_removed_round_is_410(service):
     service.rounds.removed.add(service.round.id)
-    service.refused(service.ask("GET", "/v1/rounds/{id}/manifest"), 410, "TooLateError")
-    service.refused(service.query(wire.Ask(1, np.array([1]))), 410, "TooLateError")
+    service.assert_refused(service.ask("GET", "/v1/rounds/{id}/manifest"), 410, "TooLateError")
+    service.assert_refused(service.query(wire.Ask(1, np.array([1]))), 410, "TooLateError")
 
 
 @pytest.mark.parametrize(
@@ -88,26 +88,26 @@ def test_a_removed_round_is_410(service):
 )
 def test_another_method_is_405_and_told_which_ones_there_are(service, method, path, allow):
     answer = service.ask(method, path)
-    service.refused(answer, 405, "MethodError")
+    service.assert_refused(answer, 405, "MethodError")
     assert answer.headers["allow"] == allow
 
 
 def test_another_content_type_is_415(service):
     for kind in ({}, {"content-type": "text/plain"}):
         answer = service.ask("POST", "/v1/rounds/{id}/slices", content=b"x", headers=kind)
-        service.refused(answer, 415, "MediaTypeError")
+        service.assert_refused(answer, 415, "MediaTypeError")
 
 
 @pytest.mark.parametrize("body", [b"", b"KHQ1", b"x" * 8, b"KHQ1\x01\x00\x00\x00", b"KHU2" * 20])
 def test_bytes_that_are_no_query_are_400(service, body):
     answer = service.ask("POST", "/v1/rounds/{id}/slices", content=body, headers=BINARY)
-    service.refused(answer, 400, "RequestError")
+    service.assert_refused(answer, 400, "RequestError")
 
 
 @pytest.mark.parametrize("key", [-1, 77, 2**40, -(2**31)])
 def test_keys_outside_are_counted_and_never_shown(service, key, caplog):
     answer = service.query(wire.Ask(WORD_TABLE, np.array([1, key, 2])))
-    facts = service.refused(answer, 400, "KeySpaceError")
+    facts = service.assert_refused(answer, 400, "KeySpaceError")
     assert facts["got"] == "1 of 3 keys"
     assert str(key) not in answer.text.replace("0..39", "")
     assert caplog.text == ""
@@ -115,18 +115,20 @@ def test_keys_outside_are_counted_and_never_shown(service, key, caplog):
 
 def test_the_first_key_behind_the_end_is_refused(service):
     assert service.query(wire.Ask(WORD_TABLE, np.array([WORDS - 1]))).status_code == 200
-    service.refused(service.query(wire.Ask(WORD_TABLE, np.array([WORDS]))), 400, "KeySpaceError")
+    service.assert_refused(
+        service.query(wire.Ask(WORD_TABLE, np.array([WORDS]))), 400, "KeySpaceError"
+    )
 
 
 def test_too_many_keys_are_413(service):
     limited = Service(limits=Limits(max_keys=2))
     assert limited.query(wire.Ask(1, np.arange(2))).status_code == 200
-    limited.refused(limited.query(wire.Ask(1, np.arange(3))), 413, "TooLargeError")
+    limited.assert_refused(limited.query(wire.Ask(1, np.arange(3))), 413, "TooLargeError")
 
 
 def test_an_answer_beyond_the_limit_is_413_before_it_is_made(service):
     limited = Service(limits=Limits(max_answer=100))
-    limited.refused(limited.query(wire.Ask(1, np.arange(20))), 413, "TooLargeError")
+    limited.assert_refused(limited.query(wire.Ask(1, np.arange(20))), 413, "TooLargeError")
     assert limited.round.tables[WORD_TABLE].fetches == 0
 
 
@@ -134,13 +136,15 @@ def test_a_body_beyond_the_limit_is_413_by_its_head_and_by_its_length():
     service = Service(limits=Limits(max_keys=1))
     path, limit = "/v1/rounds/{id}/slices", wire.max_query_bytes(1)
     longer = b"x" * (limit + 1)
-    service.refused(service.ask("POST", path, content=longer, headers=BINARY), 413, "TooLargeError")
+    service.assert_refused(
+        service.ask("POST", path, content=longer, headers=BINARY), 413, "TooLargeError"
+    )
 
     async def pieces():
         for _ in range(100):
             yield b"x" * (limit // 2)
 
-    service.refused(
+    service.assert_refused(
         service.ask("POST", path, content=pieces(), headers=BINARY), 413, "TooLargeError"
     )
 
@@ -149,7 +153,7 @@ def test_a_body_beyond_the_limit_is_413_by_its_head_and_by_its_length():
 def test_a_content_length_that_is_no_number_is_400(service, length):
     headers = {**BINARY, "content-length": length}
     answer = service.ask("POST", "/v1/rounds/{id}/slices", content=b"x", headers=headers)
-    service.refused(answer, 400, "RequestError")
+    service.assert_refused(answer, 400, "RequestError")
 
 
 def test_a_body_that_never_comes_is_408():
@@ -160,7 +164,7 @@ def test_a_body_that_never_comes_is_408():
         await asyncio.sleep(60.0)
 
     answer = service.ask("POST", SLICES, JumpingLoop, content=stalled(), headers=BINARY)
-    service.refused(answer, 408, "SlowError")
+    service.assert_refused(answer, 408, "SlowError")
 
 
 def test_a_slow_body_has_more_time_the_more_of_it_has_come():
@@ -184,7 +188,7 @@ def test_a_device_that_asks_too_often_is_told_when_to_come_back(service):
     headers = bearer(round_token(limited))
     answers = [limited.ask("GET", "/v1/rounds/{id}/manifest", headers=headers) for _ in range(3)]
     assert [answer.status_code for answer in answers] == [200, 200, 429]
-    limited.refused(answers[2], 429, "TooManyError")
+    limited.assert_refused(answers[2], 429, "TooManyError")
     assert 10_000 <= int(answers[2].headers["retry-after"]) <= 10_001
     other = bearer(round_token(limited, device="phone-2"))
     assert limited.ask("GET", "/v1/rounds/{id}/manifest", headers=other).status_code == 200
@@ -222,6 +226,6 @@ def test_a_full_service_is_503_and_spreads_those_who_come_back():
     served, busy = asyncio.run(story())
     assert [answer.status_code for answer in served] == [200, 200]
     for answer in busy:
-        service.refused(answer, 503, "BusyError")
+        service.assert_refused(answer, 503, "BusyError")
     assert len({answer.headers["retry-after"] for answer in busy}) > 1
     assert b"keyhole_requests_waiting 0.0" in service.app.metrics.page()

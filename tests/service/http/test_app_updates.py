@@ -46,14 +46,14 @@ def test_reads_with_tokens_are_for_the_round_and_kept_from_shared_caches():
     answer = service.ask("GET", path, headers=bearer(round_token(service)))
     assert answer.headers["cache-control"].startswith("private, ")
     answer = service.ask("GET", path)
-    service.refused(answer, 401, "AccessError")
+    service.assert_refused(answer, 401, "AccessError")
     assert answer.headers["www-authenticate"] == "Bearer"
     old = round_token(service, now=NOW - 1000)
-    service.refused(service.ask("GET", path, headers=bearer(old)), 401, "UntimelyError")
+    service.assert_refused(service.ask("GET", path, headers=bearer(old)), 401, "UntimelyError")
     other = round_token(service, round_id=f"9-{DIGEST}")
-    service.refused(service.ask("GET", path, headers=bearer(other)), 403, "NotAdmittedError")
+    service.assert_refused(service.ask("GET", path, headers=bearer(other)), 403, "NotAdmittedError")
     current = "/v1/rounds/current"
-    service.refused(service.ask("GET", current), 401, "AccessError")
+    service.assert_refused(service.ask("GET", current), 401, "AccessError")
     assert service.ask("GET", current, headers=bearer(device_token())).status_code == 200
 
 
@@ -67,7 +67,7 @@ def test_a_token_may_allow_fewer_keys_than_the_service():
     headers = bearer(round_token(service, max_keys=2))
     assert service.query(wire.Ask(1, np.arange(2)), **headers).status_code == 200
     answer = service.query(wire.Ask(1, np.arange(3)), **headers)
-    service.refused(answer, 403, "NotAdmittedError")
+    service.assert_refused(answer, 403, "NotAdmittedError")
 
 
 def test_a_device_checks_in_and_gets_a_token_of_the_round(taking):
@@ -109,15 +109,17 @@ def test_who_is_let_in_and_what_is_taken_hangs_on_the_newest_round(taking):
     taking.rounds.current = lambda newest=False: before if newest else now
     answer = taking.ask("POST", "/v1/checkin", headers=bearer(device_token()))
     assert answer.json() == {"wait": 5.0}
-    taking.refused(
+    taking.assert_refused(
         send_update(taking, token=round_token(taking, device="phone-9")), 410, "TooLateError"
     )
 
 
 def test_checking_in_takes_a_device_token(taking):
-    taking.refused(taking.ask("POST", "/v1/checkin"), 401, "AccessError")
+    taking.assert_refused(taking.ask("POST", "/v1/checkin"), 401, "AccessError")
     headers = bearer(round_token(taking))
-    taking.refused(taking.ask("POST", "/v1/checkin", headers=headers), 403, "NotAdmittedError")
+    taking.assert_refused(
+        taking.ask("POST", "/v1/checkin", headers=headers), 403, "NotAdmittedError"
+    )
 
 
 def test_an_update_is_stored_once(taking):
@@ -125,42 +127,42 @@ def test_an_update_is_stored_once(taking):
     assert (first.status_code, first.json()) == (201, {"update": "stored"})
     assert (again.status_code, again.json()) == (200, {"update": "known"})
     assert taking.spool.read(taking.round.id, "phone-1") == update_of()
-    taking.refused(send_update(taking, update_of(2.0)), 409, "ConflictError")
+    taking.assert_refused(send_update(taking, update_of(2.0)), 409, "ConflictError")
     assert taking.spool.read(taking.round.id, "phone-1") == update_of()
 
 
 def test_an_update_needs_a_token_of_the_round(taking):
-    taking.refused(send_update(taking, token=device_token()), 403, "NotAdmittedError")
-    taking.refused(send_update(taking, token="kh2.x.y"), 401, "AccessError")
+    taking.assert_refused(send_update(taking, token=device_token()), 403, "NotAdmittedError")
+    taking.assert_refused(send_update(taking, token="kh2.x.y"), 401, "AccessError")
     foreign = Keyring((b"x" * 32,)).issue(
         "round", "phone-1", now=NOW, seconds=60.0, round_id=taking.round.id
     )
-    taking.refused(send_update(taking, token=foreign), 401, "AccessError")
+    taking.assert_refused(send_update(taking, token=foreign), 401, "AccessError")
 
 
 def test_an_update_of_a_closed_or_older_round_is_410(taking):
     taking.rounds.now = Current(taking.round.id, 3, "closed")
-    taking.refused(send_update(taking), 410, "TooLateError")
+    taking.assert_refused(send_update(taking), 410, "TooLateError")
     token, path = round_token(taking), f"/v1/rounds/{taking.round.id}/updates"
     taking.round = taking.rounds.open(4)
     answer = taking.ask("POST", path, content=update_of(), headers={**BINARY, **bearer(token)})
-    taking.refused(answer, 410, "TooLateError")
+    taking.assert_refused(answer, 410, "TooLateError")
 
 
 def test_a_device_outside_the_cohort_is_403(tmp_path):
     service = Service(spool=UpdateSpool(tmp_path / "updates"), cohort={"phone-2": 0})
-    service.refused(send_update(service), 403, "NotAdmittedError")
+    service.assert_refused(send_update(service), 403, "NotAdmittedError")
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 3e38, -(2.0**109)])
 def test_an_update_that_cannot_be_added_up_is_refused(taking, value):
-    taking.refused(send_update(taking, update_of(value)), 400, "NotFiniteError")
+    taking.assert_refused(send_update(taking, update_of(value)), 400, "NotFiniteError")
     assert taking.spool.devices(taking.round.id) == []
 
 
 @pytest.mark.parametrize("change", [b"", b"x", update_of()[:-1], update_of() + b"\x00"])
 def test_an_update_that_cannot_be_read_is_400(taking, change):
-    taking.refused(send_update(taking, change), 400, "RequestError")
+    taking.assert_refused(send_update(taking, change), 400, "RequestError")
 
 
 def test_an_update_with_a_flipped_bit_is_refused(taking):
@@ -173,7 +175,7 @@ def test_an_update_with_a_flipped_bit_is_refused(taking):
 
 def test_an_update_beyond_the_limit_is_413(tmp_path):
     service = Service(spool=UpdateSpool(tmp_path / "u"), limits=Limits(max_body=50))
-    service.refused(send_update(service), 413, "TooLargeError")
+    service.assert_refused(send_update(service), 413, "TooLargeError")
 
 
 def test_slow_uploads_hold_up_uploads_and_not_reads(tmp_path):
@@ -211,7 +213,7 @@ def test_slow_uploads_hold_up_uploads_and_not_reads(tmp_path):
 
 def test_a_disk_that_refuses_is_507(taking, tmp_path):
     (tmp_path / "updates").write_text("not a directory")
-    taking.refused(send_update(taking), 507, "StorageError")
+    taking.assert_refused(send_update(taking), 507, "StorageError")
 
 
 @pytest.mark.parametrize("when", ["current", "trailing"])
@@ -227,18 +229,18 @@ def test_a_round_that_is_added_up_by_aggregators_takes_no_update_in_the_clear(
         pytest.fail("read a body that it must not have")
         yield update_of()
 
-    facts = taking.refused(send_update(taking, unread()), 400, "RequestError")
+    facts = taking.assert_refused(send_update(taking, unread()), 400, "RequestError")
     assert facts["fix"] == "no update was taken; start the device with --aggregators"
     assert not (tmp_path / "updates").exists()
 
 
 def test_a_service_without_a_spool_takes_no_updates(service):
     answer = send_update(service)
-    service.refused(answer, 404, "NotFoundError")
+    service.assert_refused(answer, 404, "NotFoundError")
     assert "--token-key" not in answer.json()["error"]["fix"]  # it has one
     only_reads = Service(access=Access())
     answer = only_reads.ask("POST", "/v1/checkin")
-    only_reads.refused(answer, 404, "NotFoundError")
+    only_reads.assert_refused(answer, 404, "NotFoundError")
     assert "--token-key" in answer.json()["error"]["fix"]
 
 
@@ -253,9 +255,9 @@ def test_an_update_of_a_trailing_round_is_taken_even_when_its_slices_are_gone(ta
     assert taking.spool.read(earlier, "phone-1") == update_of()
     other = device_token()
     refused = taking.ask("POST", path, content=update_of(), headers={**BINARY, **bearer(other)})
-    taking.refused(refused, 403, "NotAdmittedError")
+    taking.assert_refused(refused, 403, "NotAdmittedError")
     bad = taking.ask("POST", path, content=b"junk", headers=headers)
-    taking.refused(bad, 400, "RequestError")
+    taking.assert_refused(bad, 400, "RequestError")
     taking.rounds.now = Current(newest.id, 4, "closed", trailing=(earlier,))
     assert taking.ask("POST", path, content=update_of(), headers=headers).status_code == 200
 

@@ -123,7 +123,8 @@ def test_others_cannot_reach_it_without_tls_unless_told(published):
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.1.2.3"])
 def test_loopback_needs_no_tls(host):
-    bind(Listen(host)).close()
+    with bind(Listen(host)) as taken:
+        assert taken.getsockname()[0].startswith("127.")
 
 
 def test_a_port_in_use_is_told_in_one_line():
