@@ -178,28 +178,23 @@ def add_product(out: Words, weights: Words, table: Words | NDArray[np.uint8]) ->
 def multiply_into(out: Words, weights: Words, table: Words | NDArray[np.uint8]) -> None:
     """Adds weights @ table modulo 2^32 to `out`; see `add_product`.
 
-    Products are made of halves of 16 bits and in doubles, by the matrix multiplication of the
-    machine: a sum of up to 2^21 of them stays below 2^53 and is exact.
+    The machine multiplies matrices of doubles: weights are cut into limbs of 11 bits, so that a sum
+    of 1024 of their products with words stays below 2^53 and is exact.
     """
-    factors = [(part.astype(np.float64), shift) for part, shift in _halves(weights)]
-    for left in range(0, table.shape[1], _PANEL):
-        panel = slice(left, left + _PANEL)
-        for part, above in _halves(table[:, panel]):
-            whole = part.astype(np.float64)
-            for factor, shift in factors:
-                if above + shift < 32:  # what is higher wraps to nothing
-                    product = (factor @ whole).astype(np.uint64).astype(np.uint32)
-                    out[:, panel] += product << np.uint32(above + shift)
+    count, limbs = len(weights), np.arange(0, 32, _LIMB, dtype=np.uint32)[:, None, None]
+    factors = (weights >> limbs & np.uint32((1 << _LIMB) - 1)).astype(np.float64)
+    factors = factors.reshape(-1, weights.shape[1])
+    for top in range(0, table.shape[0], _DEPTH):
+        for left in range(0, table.shape[1], _PANEL):
+            panel = table[top : top + _DEPTH, left : left + _PANEL].astype(np.float64)
+            products = (factors[:, top : top + _DEPTH] @ panel).astype(np.uint64)
+            shifted = products.astype(np.uint32).reshape(-1, count, panel.shape[1]) << limbs
+            out[:, left : left + _PANEL] += shifted.sum(axis=0, dtype=np.uint32)
 
 
-_PANEL = 4096  # columns whose doubles are in memory at once
-
-
-def _halves(numbers: Words | NDArray[np.uint8]) -> list[tuple[NDArray[np.unsignedinteger], int]]:
-    """Numbers of at most 16 bits, and by how many bits each is shifted; bytes are whole."""
-    if numbers.dtype == np.uint8:
-        return [(numbers, 0)]
-    return [(numbers & np.uint32(0xFFFF), 0), (numbers >> np.uint32(16), 16)]
+_LIMB = 11  # bits: 11 + 32 + 10 are the 53 of a double
+_DEPTH = 1024
+_PANEL = 512  # columns that are doubles at once: 4 MB
 
 
 class Columns:
