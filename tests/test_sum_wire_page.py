@@ -39,15 +39,8 @@ from keyhole.service.sums import AggregatorSettings
 from keyhole.wire.assignment import shown
 from keyhole.wire.http import HttpClient
 from keyhole.wire.manifest import digest_of
-from keyhole.wire.messages import (
-    Failure,
-    Summaries,
-    SumOpening,
-    SumPhase,
-    SumStatus,
-    peer_name,
-    sum_settings,
-)
+from keyhole.wire.messages import Failure, Summaries, SumOpening, SumPhase, SumStatus, peer_name
+from keyhole.wire.settings import sum_settings
 from tests.aggregation.two_servers.two_server_sums import (
     PARTS,
     add_all,

@@ -15,7 +15,7 @@ from keyhole.device.take_part import (
     take_part_in,
 )
 from keyhole.errors import AccessError, NotAdmittedError, RequestError, StaleError, TooLateError
-from keyhole.wire.messages import sum_settings
+from keyhole.wire.settings import sum_settings
 from keyhole.wire.sockets import Clock, Retry
 from tests.helpers import LONG, assert_trees_equal
 

@@ -217,13 +217,17 @@ def test_a_metric_that_returns_an_array_is_named():
 
 
 def test_how_clients_train_is_set_by_keywords():
-    told = {"epochs": 3, "client_momentum": 0.5, "client_clip_norm": 0.2}
-    run = kh.train(make_task(), rounds=1, batch_size=EACH, **{**SETTINGS, "cohort": 8}, **told)
+    local = {"epochs": 3, "client_momentum": 0.5, "client_clip_norm": 0.2}
+    run = kh.train(make_task(), rounds=1, batch_size=EACH, **{**SETTINGS, "cohort": 8}, **local)
     update = kh.ClientUpdate(0.5, epochs=3, batch_size=EACH, momentum=0.5, clip_norm=0.2)
     train, start = LocalSgd(make_model(), update), make_model().init(0)
     people = make_data().splits["train"]
-    ends = [train(start, people.client(n), np.random.default_rng(0))["score"] for n in range(8)]
+    told = [train(start, people.client(n), np.random.default_rng(0)) for n in range(8)]
+    ends = [report.update["score"] for report in told]
     assert np.allclose(run.model()["score"], -np.mean(ends, axis=0), atol=1e-6)
+    assert run.records()[0].client_metrics["loss"].mean == pytest.approx(
+        np.mean([report.metrics["loss"] for report in told]), rel=1e-5
+    )
     assert run.spec.client.clip_norm == 0.2
 
 

@@ -120,7 +120,7 @@ def test_a_padded_client_sends_the_update_of_the_bare_one():
     sub, data = MODEL.layout.select(params_of(), keys), ratings([0, 4, 2, 1])
     settings = ClientUpdate(client_lr=0.1, batch_size=8)
     bare, padded = (
-        LocalSgd(MODEL, settings, {"movie": slots})(sub, data, np.random.default_rng(0))
+        LocalSgd(MODEL, settings, {"movie": slots})(sub, data, np.random.default_rng(0)).update
         for slots in ([5], [])  # five slots, or eight
     )
     assert_trees_close(padded, bare)

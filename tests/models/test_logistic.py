@@ -38,7 +38,7 @@ def test_sparse_steps_equal_gradient_steps(seed, m, n, batch_size):
         "tags": rng.integers(0, 2, (n, 6)).astype(np.float32),
     }
     batches = rng.integers(-1, n, (3, batch_size))
-    update = sparse_sgd(params, examples, batches, 0.5)
+    update, _ = sparse_sgd(params, examples, batches, 0.5)
     end = by_gradients(params, examples, batches, 0.5)
     expected = tree.map_leaves(np.subtract, params, end)
     assert_trees_close(update, expected, rtol=1e-4, atol=1e-5)
@@ -60,7 +60,7 @@ def test_repeated_words_count_once():
 def test_arguments_are_not_mutated():
     params = {"kernel": np.ones((3, 6), np.float32), "bias": np.ones(6, np.float32)}
     examples = {"words": np.zeros((1, 1), np.int32), "tags": np.zeros((1, 6), np.float32)}
-    update = sparse_sgd(params, examples, np.array([[0]]), 0.5)
+    update, _ = sparse_sgd(params, examples, np.array([[0]]), 0.5)
     assert (update["kernel"][0] > 0).all()
     assert (params["kernel"] == 1).all()
     assert (params["bias"] == 1).all()

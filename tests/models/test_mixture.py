@@ -9,6 +9,7 @@ from keyhole.models.client_update import ClientUpdate
 from keyhole.models.local_training import LocalSgd
 from keyhole.models.mixture import mixture
 from keyhole.primitives.coding import resize_submodel, slot_masks
+from keyhole.sampling import generator
 from tests.helpers import assert_trees_close, assert_trees_equal
 
 MODEL = mixture(pixels=6, features=4, experts=5, hidden=3, classes=4)
@@ -134,7 +135,7 @@ def test_a_padded_client_sends_the_update_of_the_bare_one():
     sub = MODEL.layout.select(random_params(), EXPERT.keys([4, 1, 3]))
     settings = ClientUpdate(client_lr=0.1, batch_size=2)
     bare, padded = (
-        LocalSgd(MODEL, settings, {"expert": slots})(sub, examples(), np.random.default_rng(0))
+        LocalSgd(MODEL, settings, {"expert": slots})(sub, examples(), generator(0)).update
         for slots in ([3], [4])
     )
     assert_trees_close(padded, bare, rtol=1e-4, atol=1e-6)

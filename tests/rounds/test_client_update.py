@@ -24,9 +24,13 @@ PLAIN = ClientUpdate(0.1, batch_size=4)
 
 
 @cache
-def trainer(settings=PLAIN):
+def local_sgd(settings=PLAIN):
     """Compiled once for all tests that train with these settings."""
     return LocalSgd(MODEL, settings)
+
+
+def trainer(settings=PLAIN):
+    return lambda *client: local_sgd(settings)(*client).update
 
 
 def images(seed, n):
@@ -113,7 +117,7 @@ def test_equals_a_plain_loop(settings):
 def test_limit_cases_are_plain_sgd(limit):
     slices, data = slices_of(5), images(1, 10)
     plain = trainer()(slices, data, generator(0))
-    limited = LocalSgd(MODEL, replace(PLAIN, **limit))(slices, data, generator(0))
+    limited = LocalSgd(MODEL, replace(PLAIN, **limit))(slices, data, generator(0)).update
     if limit == {"clip_norm": 1e9}:  # scales by 1
         assert_trees_close(limited, plain)
     else:
@@ -137,8 +141,9 @@ def test_padded_slots_do_not_change_the_update(slots):
     slices, data, settings = slices_of(5), images(1, 10), ClientUpdate(0.1, momentum=0.5)
     exact = LocalSgd(MODEL, settings, {"neuron": [5]})(slices, data, generator(0))
     found = LocalSgd(MODEL, settings, slots)(slices, data, generator(0))
-    assert_trees_close(found, exact)
-    MODEL.layout.check(found, {"neuron": NEURON.keys(np.arange(5))})
+    assert found.metrics["loss"] == pytest.approx(exact.metrics["loss"], rel=1e-5)
+    assert_trees_close(found.update, exact.update)
+    MODEL.layout.check(found.update, {"neuron": NEURON.keys(np.arange(5))})
 
 
 def test_padded_examples_do_not_change_the_update(monkeypatch):
@@ -146,7 +151,7 @@ def test_padded_examples_do_not_change_the_update(monkeypatch):
     slices, data = slices_of(5), images(1, 10)
     expected = trainer()(slices, data, generator(0))
     monkeypatch.setattr("keyhole.models.local_training.MIN_BATCHES", 64)
-    assert_trees_equal(LocalSgd(MODEL, PLAIN)(slices, data, generator(0)), expected)
+    assert_trees_equal(LocalSgd(MODEL, PLAIN)(slices, data, generator(0)).update, expected)
 
 
 @pytest.mark.slow
@@ -160,7 +165,7 @@ def test_padded_words_have_no_share_in_a_softmax():
     settings = ClientUpdate(0.5, batch_size=4)
     exact = LocalSgd(model, settings, {"word": [11], "neuron": [2]})(slices, data, generator(0))
     padded = LocalSgd(model, settings, {"word": [16], "neuron": [3]})(slices, data, generator(0))
-    assert_trees_close(padded, exact, rtol=1e-4)
+    assert_trees_close(padded.update, exact.update, rtol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -211,8 +216,8 @@ def test_an_update_is_start_minus_end():
         predict=lambda params, batch: params["w"],
         cuts=(),
     )
-    update = LocalSgd(model, ClientUpdate(0.5))(model.init(0), {"x": np.zeros(3)}, generator(0))
-    assert update["w"].tolist() == [0.125] * 4
+    report = LocalSgd(model, ClientUpdate(0.5))(model.init(0), {"x": np.zeros(3)}, generator(0))
+    assert report.update["w"].tolist() == [0.125] * 4
 
 
 @pytest.mark.parametrize(
@@ -239,8 +244,9 @@ def test_the_tag_model_takes_its_sparse_way_and_both_agree():
     }
     plain = LocalSgd(model, ClientUpdate(0.1, batch_size=4))
     compiled = LocalSgd(model, ClientUpdate(0.1, batch_size=4, clip_norm=1e9))
-    updates = [train(slices, data, generator(0)) for train in (plain, compiled)]
-    assert_trees_close(*updates)
+    one, other = (train(slices, data, generator(0)) for train in (plain, compiled))
+    assert_trees_close(one.update, other.update)
+    assert one.metrics["loss"] == pytest.approx(other.metrics["loss"], rel=1e-5)
     assert (plain.compilations, compiled.compilations) == (0, 1)
 
 

@@ -13,7 +13,7 @@ from keyhole.aggregation.privacy.mechanism import Privacy
 from keyhole.aggregation.robust import MEDIAN
 from keyhole.errors import InputError, StorageError
 from keyhole.primitives.report import unpack_state
-from keyhole.rounds.adding import with_report, without_report
+from keyhole.rounds.carried import Carried
 from keyhole.rounds.loop import resume_run, start_run
 from keyhole.rounds.machine import Buffering
 from keyhole.rounds.record import decode_records, encode_records
@@ -125,9 +125,8 @@ def test_metrics_of_a_weighted_run_are_weighted_too():
 
 def test_a_secure_sum_tells_the_mean_alone_and_trains_the_same():
     clients = reporting(**SIZES, **LOSS)
-    plain, secure = (
-        run(clients, over="examples", max_weight=64.0, aggregate=each) for each in (PLAIN, SECURE)
-    )
+    weighted = {"over": "examples", "max_weight": 64.0, "sum_metrics": {"loss": 100.0}}
+    plain, secure = (run(clients, aggregate=each, **weighted) for each in (PLAIN, SECURE))
     np.testing.assert_allclose(model(plain[0]), model(secure[0]), atol=1e-5)
     found, seen = (made[1][0].client_metrics["loss"] for made in (plain, secure))
     assert seen.mean == pytest.approx(found.mean, abs=1e-4)
@@ -139,9 +138,39 @@ def test_a_metric_that_is_no_finite_number_is_left_out():
         metrics=lambda _, c: {"loss": np.nan if c.client % 2 else 1.0, "nan": np.inf}
     )
     for aggregate in (PLAIN, SECURE):
-        _, (record, _) = run(clients, aggregate=aggregate)
+        _, (record, _) = run(clients, aggregate=aggregate, sum_metrics={"loss": 2.0, "nan": 1.0})
         assert record.client_metrics["loss"].mean == pytest.approx(1.0, abs=1e-4)
-        assert "never" not in record.client_metrics
+        assert "nan" not in record.client_metrics
+
+
+def test_a_secure_sum_tells_no_metric_that_the_run_does_not_name():
+    _, (record, _) = run(reporting(**LOSS), aggregate=SECURE)
+    assert not record.client_metrics
+
+
+def test_what_a_secure_sum_carries_is_not_cut_off_where_updates_are():
+    """Numbers of an update are clipped to 0.5, and weights and losses are larger."""
+    small = aggregation_named("secure-dense", Rounding(clip=0.5))
+    told = reporting(weight=lambda *_: 4, metrics=lambda *_: {"loss": 300.0, "large": 3.0})
+    _, (record,) = run(
+        told,
+        1,
+        aggregate=small,
+        over="examples",
+        max_weight=4.0,
+        sum_metrics={"loss": 1000.0, "large": 2.0},
+    )
+    assert record.total_weight == pytest.approx(4 * len(record.clients), rel=1e-4)
+    assert record.client_metrics["loss"].mean == pytest.approx(300, rel=1e-4)
+    assert record.client_metrics["large"].mean == pytest.approx(2.0, rel=1e-4)  # its max
+
+
+def test_a_metric_that_a_secure_sum_needs_and_a_client_lacks_is_named():
+    with pytest.raises(InputError, match=r"client \d+ in round 0 reports no metric 'accuracy'"):
+        run(reporting(**LOSS), aggregate=SECURE, sum_metrics={"accuracy": 1.0})
+    promised = Privacy(clip=1.0, noise=1.0)
+    with pytest.raises(InputError, match="the privacy account covers no metrics: got loss"):
+        run(reporting(**LOSS), privacy=promised, sum_metrics={"loss": 1.0})
 
 
 def test_records_without_reports_have_the_fields_that_they_had():
@@ -164,17 +193,19 @@ def test_numbers_more_leave_the_rows_of_the_model_as_they_are():
     for like in (trees[0], trees[0] | trees[1], np.ones((5, 2), np.float32)):
         cut = kh.Cut(word, {"w" if isinstance(like, dict) else ".": 0})
         layout = kh.Layout.of(like, cut)
-        wide = with_report(layout, 3)
-        update = {"model": layout.select(like, word.keys([4, 1])), "report": np.arange(3.0)}
+        carried = Carried(metrics={"loss": 10.0}, unit=8.0)
+        wide, told = carried.layout(layout), kh.Report(None, 0.5, {"loss": 5.0})
+        update = carried.put(layout.select(like, word.keys([4, 1])), told, "client 0")
         wide.check(update, {"word": word.keys([4, 1])})
+        assert update["report"].tolist() == [4.0, 2.0, 4.0]
         rows = tuple(
             RowUpdate(
                 np.arange(n := part.space.num_keys), np.ones((n, part.slice_size), np.float32)
             )
             for part in wide.parts
         )
-        told, left = without_report(layout, wide, rows)
-        assert told.shape == (3,)
+        left, reported = carried.split(layout, rows)
+        assert reported.metrics["loss"].mean == 10.0
         assert [u.rows.shape[1] for u in left] == [part.slice_size for part in layout.parts]
 
 

@@ -17,7 +17,7 @@ from keyhole.sampling import sample_cohort
 from keyhole.server.inputs import InputBound
 from keyhole.service.spool import UpdateSpool
 from keyhole.wire.assignment import Wait, device_name
-from keyhole.wire.messages import bound_of, bound_settings
+from keyhole.wire.settings import bound_of, bound_settings
 from keyhole.wire.sockets import Clock
 from tests.rounds import toy
 from tests.service.in_process import Service, send_update, update_of

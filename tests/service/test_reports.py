@@ -16,7 +16,8 @@ from keyhole.rounds.loop import start_run
 from keyhole.sampling import Cohorts
 from keyhole.server.inputs import InputBound
 from keyhole.wire.assignment import device_name
-from keyhole.wire.messages import bound_of, bound_settings, encode_report, split_report
+from keyhole.wire.messages import encode_report, split_report
+from keyhole.wire.settings import bound_of, bound_settings
 from keyhole.wire.sockets import Clock
 from tests.rounds import toy
 from tests.rounds.test_reports import counting

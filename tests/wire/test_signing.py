@@ -10,7 +10,7 @@ from keyhole.delivery.records import Records
 from keyhole.device.device import refuse_unbound
 from keyhole.errors import AccessError, InputError, RequestError
 from keyhole.wire.manifest import describe_round, name_round, table_info
-from keyhole.wire.messages import sum_settings
+from keyhole.wire.settings import sum_settings
 from keyhole.wire.signing import SigningKey, TrainerKey, read_signature
 
 ROUND, OTHER = name_round(b"one", 3), name_round(b"two", 3)

@@ -113,13 +113,13 @@ def _shown(field: SpecField) -> str | bool:
         return _SHOWN[field.path]
     if field.path.startswith(("privacy.noise", "privacy.clip", "asynchronous.concurrency")):
         return "off"
-    usual = {_value(spec, field.path) for spec in DEFAULTS.values()} - {_ABSENT}
+    usual = {_plain(_value(spec, field.path)) for spec in DEFAULTS.values()} - {_ABSENT}
     if len(usual) > 1 or field.is_required:
-        return "the task's" if len(usual) > 1 else _plain(usual.pop())
+        return "the task's" if len(usual) > 1 else usual.pop()
     return _plain(field.default)
 
 
-_ABSENT = object()
+_ABSENT = "absent"
 
 
 def _value(spec: RunSpec, path: str) -> Any:
@@ -131,9 +131,25 @@ def _value(spec: RunSpec, path: str) -> Any:
 
 
 def _plain(value: Any) -> str:
-    if value is None:
+    if value is None or value == {}:
         return "none"
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+class _NamedNumbers(click.ParamType[dict[str, float]]):
+    """Names with a number each, such as loss=10,error=1."""
+
+    name = "NAME=X,..."
+
+    def convert(self, value: Any, param: Any, context: Any) -> dict[str, float]:
+        """Returns the numbers by name; fails where something is neither."""
+        if isinstance(value, Mapping):
+            return dict(value)
+        try:
+            pairs = [text.split("=") for text in value.split(",")]
+            return {name: float(number) for name, number in pairs}
+        except ValueError:
+            self.fail(f"{value!r} is not NAME=NUMBER, or several with commas between", param)
 
 
 def _type_of(field: SpecField) -> Any:
@@ -144,6 +160,8 @@ def _type_of(field: SpecField) -> Any:
         return click.Choice([value for value in get_args(field.type) if value != "nothing"])
     if field.type in (str, Ref):
         return str
+    if get_origin(field.type) is dict:
+        return _NamedNumbers()
     if not (bounds := field.bounds):
         return field.type
     low: Any = bounds.get("ge", bounds.get("gt"))

@@ -223,7 +223,7 @@ def check_sum_flags(options: Mapping[str, Any], spec: RunSpec) -> None:
     name = aggregation_names()[0] if spec.aggregation.name is None else spec.aggregation.name.name
     secure = aggregation_names(lambda about: about.ring is not None)
     signed = aggregation_names(lambda about: about.can_sign)
-    for option in ("value_clip", "ring_bits"):
+    for option in ("value_clip", "ring_bits", "sum_metrics"):
         if options[option] is not None and name not in secure:
             raise click.UsageError(f"--{option.replace('_', '-')} goes with a secure --aggregation")
     if options.get("count_noise") and not spec.aggregation.min_clients_per_key:

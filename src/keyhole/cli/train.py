@@ -126,7 +126,7 @@ def _row(spec: RunSpec) -> tuple[str, ...]:
     *("--aggregation", "--mean-over", "--server-lr", "--optimizer"),
     *("--value-clip", "--ring-bits", "--signed", "--max-update-norm", "--above-norm"),
     *("--trim", "--untouched", "--norm-alarm"),
-    *("--min-clients-per-key", "--count-noise"),
+    *("--min-clients-per-key", "--count-noise", "--sum-metrics"),
     *("--dp-noise", "--dp-clip", "--dp-delta", "--dp-budget"),
     *("--dp-kind", "--dp-threshold", "--dp-bands"),
     *("--concurrency", "--max-staleness", "--engine"),

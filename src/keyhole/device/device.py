@@ -53,7 +53,8 @@ from keyhole.wire.manifest import (
     not_a_round,
     number_of,
 )
-from keyhole.wire.messages import SUM_SETTING, encode_report, encode_update, refuse_clear
+from keyhole.wire.messages import encode_report, encode_update
+from keyhole.wire.settings import SUM_SETTING, refuse_clear
 from keyhole.wire.signing import SIGNATURE, TrainerKey, read_signature
 from keyhole.wire.sockets import Certificate, Clock, Retry, Timeouts, refuse_longer
 

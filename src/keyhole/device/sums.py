@@ -51,7 +51,8 @@ from keyhole.primitives.report import Report
 from keyhole.wire.assignment import name_in, shown
 from keyhole.wire.http import OCTETS
 from keyhole.wire.manifest import digest_of
-from keyhole.wire.messages import SUM_SETTING, WEIGHT_SETTING, SharePlace, read_message
+from keyhole.wire.messages import SharePlace, read_message
+from keyhole.wire.settings import SUM_SETTING, carried_in
 
 _MAX_MESSAGE = 1 << 16  # bytes of an answer
 _KEY_DIGITS = 2 * PUBLIC_BYTES
@@ -155,13 +156,13 @@ class SumPolicy:
         )
 
 
-def _carried(known: KnownRound, report: Report) -> tuple[Layout, Tree]:
-    """The update, with its weight where the sum of the round has that of all."""
-    if known.manifest.settings.get(WEIGHT_SETTING) is not True:
-        return known.layout, report.update
-    from keyhole.rounds.adding import carrying, with_report
+def _with_report(known: KnownRound, report: Report, unit: float) -> tuple[Layout, Tree]:
+    """The update, with what the sum of the round asks for of its report."""
+    from keyhole.rounds.carried import Carried
 
-    return with_report(known.layout, 1), carrying(report.update, report)
+    carried = Carried(*carried_in(known.manifest.settings), unit)
+    who = f"this device in round {known.manifest.number}"
+    return carried.layout(known.layout), carried.put(report.update, report, who)
 
 
 @dataclass(frozen=True)
@@ -190,8 +191,8 @@ class SumSend:
     name: str = "device"
 
     def __call__(self, device: Device, round: Assignment, update: Any, keys: DeviceKeys) -> int:
-        """Sends the update of a round, or of a report; its weight is in the sum where the round
-        asks for it, and its metrics are not sent.
+        """Sends the update of a round, or of a report; its weight and metrics are in the sum where
+        the round asks for them, and are not sent otherwise.
 
         Raises:
             ViolationError: the device does not accept the params, or pins no key of the trainer.
@@ -212,7 +213,7 @@ class SumSend:
         _check_bound(known)
         facts = self.aggregation.facts(params)
         self.policy.check(facts)
-        layout, sent = _carried(known, Report.of(update))
+        layout, sent = _with_report(known, Report.of(update), facts.clip)
         client = client_of(self.aggregation, params, digest_of(known.id), layout)
         made = client.shard(sent, known.keys_by_space(keys))
         lines = [

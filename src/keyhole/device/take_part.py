@@ -41,7 +41,7 @@ from keyhole.rounds.clients import ClientJob, Clients, check_keys_per_client, ch
 from keyhole.rounds.spec import DeviceSpec
 from keyhole.server.client_states import MAX_STATE_BYTES, ClientStates
 from keyhole.wire.assignment import Wait
-from keyhole.wire.messages import DELIVERY_SETTING, SUM_SETTING, bound_of, refuse_clear
+from keyhole.wire.settings import DELIVERY_SETTING, SUM_SETTING, bound_of, refuse_clear
 
 Fetch: TypeAlias = Callable[[Device, Assignment, DeviceKeys], Submodel]
 """How a device gets its sub-model: `Device.fetch`, `fetch_at_home`, `QueryFetch` and the like."""

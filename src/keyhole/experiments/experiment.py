@@ -285,6 +285,7 @@ class Experiment:
             trial=trial,
             over=self.spec.mean_over,
             max_weight=self.spec.client.max_examples or inf,
+            sum_metrics=self.spec.aggregation.metrics,
             delivery=self._delivery,
             aggregate=self._aggregate,
             privacy=None if private is None else Privacy(**private.values()),

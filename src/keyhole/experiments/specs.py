@@ -202,6 +202,7 @@ def name_of(spec: RunSpec) -> str:
     words += [] if sums.trim is None else [f"trim{sums.trim:g}"]
     words += [sums.untouched] if sums.untouched == "zeros" else []
     words += [] if sums.norm_alarm is None else [f"alarm{sums.norm_alarm:g}"]
+    words += ["metrics"] * bool(sums.metrics)
     if sums.min_clients_per_key:
         words += [f"perkey{sums.min_clients_per_key}"]
         words += [f"counts{sums.count_noise:g}"] * (sums.count_noise > 0)

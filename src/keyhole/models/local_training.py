@@ -29,6 +29,7 @@ from keyhole.models.client_update import (
 )
 from keyhole.models.model import Model
 from keyhole.primitives.coding import count_slots, resize_submodel, slot_masks
+from keyhole.primitives.report import Report
 
 MIN_BATCHES = 8  # clients with fewer share one shape; the empty batches cost a copy of zeros
 
@@ -51,7 +52,7 @@ def trainer_of(
 
 @dataclass(frozen=True, eq=False)
 class LocalSgd:
-    """The client update of a JAX model: `(slices, data, rng) -> update` on NumPy arrays.
+    """The client update of a JAX model: `(slices, data, rng) -> report` on NumPy arrays.
 
     Args:
         slots: key space -> sizes that a client's number of keys is rounded up to. Beyond the
@@ -63,9 +64,11 @@ class LocalSgd:
     >>> model = two_layer(pixels=4, neurons=6, hidden=3, classes=2)
     >>> train = LocalSgd(model, ClientUpdate(client_lr=0.1, batch_size=2))
     >>> data = {"pixels": np.ones((3, 4), np.float32), "label": np.array([0, 1, 1], np.int32)}
-    >>> update = train(model.init(0), data, np.random.default_rng(0))
-    >>> update["dense1"]["kernel"].shape, train.compilations
+    >>> report = train(model.init(0), data, np.random.default_rng(0))
+    >>> report.update["dense1"]["kernel"].shape, train.compilations
     ((4, 6), 1)
+    >>> report
+    Report(weight None, loss, no state)
     """
 
     model: Model
@@ -73,30 +76,33 @@ class LocalSgd:
     slots: Mapping[str, Sequence[int]] = field(default_factory=dict)
     _shapes: list[Any] = field(default_factory=list, init=False, repr=False)
 
-    def __call__(self, slices: Tree, data: Batch, rng: np.random.Generator) -> Tree:
-        """Trains one client; returns start minus end, shaped as `slices`, in NumPy arrays.
+    def __call__(self, slices: Tree, data: Batch, rng: np.random.Generator) -> Report:
+        """Trains one client; reports start minus end, shaped as `slices`, in NumPy arrays, and as
+        metric "loss" the mean loss of the examples, each as its step met it.
 
         The examples in `data` share a first axis; `rng` orders them.
         """
         data = draw_examples(self.settings, data, rng)
         batches = draw_batches(self.settings, count_examples(data), rng)
         if self.model.plain_sgd is not None and self.settings.is_plain:
-            return self.model.plain_sgd(slices, data, batches, self.settings.client_lr)
-        return self._train_compiled(slices, data, batches)
+            update, loss = self.model.plain_sgd(slices, data, batches, self.settings.client_lr)
+        else:
+            update, loss = self._train_compiled(slices, data, batches)
+        return Report(update, metrics={"loss": float(loss)})
 
     @property
     def compilations(self) -> int:
         """How many shapes have been compiled so far; each device compiles each of them once."""
         return len(self._shapes)
 
-    def _train_compiled(self, slices: Tree, data: Batch, batches: Array) -> Tree:
+    def _train_compiled(self, slices: Tree, data: Batch, batches: Array) -> tuple[Tree, Any]:
         layout = self.model.layout
         counts = count_slots(layout, slices)
         sizes = {name: self._round_slots(name, m) for name, m in counts.items()}
         epochs = self.settings.epochs
         max_steps = epochs * max(MIN_BATCHES, _power_of_two(len(batches) // epochs))
         is_whole = sizes == counts
-        update = self._train(
+        update, loss = self._train(
             slices if is_whole else resize_submodel(layout, slices, sizes),
             slot_masks(counts, sizes),
             {name: _arrange(np.asarray(array), batches, max_steps) for name, array in data.items()},
@@ -104,7 +110,7 @@ class LocalSgd:
             np.int32(len(batches)),
         )
         arrays = tree.map_leaves(np.asarray, update)
-        return arrays if is_whole else resize_submodel(layout, arrays, counts)
+        return arrays if is_whole else resize_submodel(layout, arrays, counts), loss
 
     def _round_slots(self, name: str, count: int) -> int:
         (num_keys,) = (s.num_keys for s in self.model.layout.spaces if s.name == name)
@@ -118,7 +124,7 @@ class LocalSgd:
 
         def train(
             start: Tree, slots: Mapping[str, Any], batches: Batch, masks: Any, steps: Any
-        ) -> Tree:
+        ) -> tuple[Tree, Any]:
             self._shapes.append(jax.tree.map(jnp.shape, (start, batches)))  # once for each trace
             return _descend(self.model, self.settings, start, slots, batches, masks, steps)
 
@@ -133,27 +139,30 @@ def _descend(
     batches: Batch,
     masks: Any,
     steps: Any,
-) -> Tree:
-    """Start minus end after `steps` steps; batches and masks are (most steps, batch size, ...)."""
+) -> tuple[Tree, Any]:
+    """Start minus end after `steps` steps, and the mean loss of the examples on the way; batches
+    and masks are (max steps, batch size, ...)."""
 
     def loss(params: Tree, i: Any) -> Any:
         shown = model.hide_padding(params, slots) if model.hide_padding else params
         batch = {name: array[i] for name, array in batches.items()}
         return model.loss(shown, batch, masks[i])
 
-    def step(i: Any, state: tuple[Tree, Tree]) -> tuple[Tree, Tree]:
-        params, velocity = state
-        grads = _clip(settings, jax.grad(loss)(params, i))
+    def step(i: Any, state: tuple[Tree, Tree, Any]) -> tuple[Tree, Tree, Any]:
+        params, velocity, total = state
+        found, grads = jax.value_and_grad(loss)(params, i)
+        total = total + found * jnp.sum(masks[i], dtype=total.dtype)
+        grads = _clip(settings, grads)
         if mu := settings.proximal:  # the gradient of mu / 2 times the squared distance
             grads = jax.tree.map(lambda g, w, y: g + mu * (w - y), grads, params, start)
         if settings.momentum:
             grads = jax.tree.map(lambda v, g: settings.momentum * v + g, velocity, grads)
         params = jax.tree.map(lambda w, g: w - settings.client_lr * g, params, grads)
-        return params, grads if settings.momentum else velocity
+        return params, grads if settings.momentum else velocity, total
 
     velocity = jax.tree.map(jnp.zeros_like, start) if settings.momentum else None
-    end, _ = jax.lax.fori_loop(0, steps, step, (start, velocity))
-    return jax.tree.map(jnp.subtract, start, end)
+    end, _, total = jax.lax.fori_loop(0, steps, step, (start, velocity, jnp.float32(0)))
+    return jax.tree.map(jnp.subtract, start, end), total / jnp.sum(masks, dtype=total.dtype)
 
 
 def _clip(settings: ClientUpdate, grads: Tree) -> Tree:

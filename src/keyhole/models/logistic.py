@@ -20,8 +20,11 @@ from keyhole.primitives.keyspace import KeySpace
 from keyhole.primitives.layout import Cut
 
 
-def sparse_sgd(params: Tree, examples: Batch, batches: Array, client_lr: float) -> Tree:
-    """Returns the parameters minus what they are after one gradient step per batch.
+def sparse_sgd(
+    params: Tree, examples: Batch, batches: Array, client_lr: float
+) -> tuple[Tree, float]:
+    """Returns the parameters minus what they are after one gradient step per batch, and the mean
+    loss of the examples as their steps met them.
 
     Args:
         params: "kernel" float32 (m, tags) and "bias" float32 (tags,).
@@ -33,8 +36,9 @@ def sparse_sgd(params: Tree, examples: Batch, batches: Array, client_lr: float) 
     words = np.ascontiguousarray(examples["words"], np.int32)
     tags = np.ascontiguousarray(examples["tags"], np.float32)
     _check_places(words, len(kernel))
-    _descend(start, first, kernel, bias, words, tags, batches, np.float32(client_lr))
-    return {"kernel": kernel, "bias": bias}
+    rate = np.float32(client_lr)
+    total = _descend(start, first, kernel, bias, words, tags, batches, rate)
+    return {"kernel": kernel, "bias": bias}, total / max(1, int((batches >= 0).sum()))
 
 
 def _rows(array: Array) -> Array:
@@ -78,15 +82,15 @@ def _descend(
     tags: Array,
     batches: Array,
     client_lr: np.float32,
-) -> None:
-    """Turns a copy of the start into start minus end. The scores of a whole batch are computed
-    before any row moves."""
+) -> float:
+    """Turns a copy of the start into start minus end; returns the sum of the losses. The scores of
+    a whole batch are computed before any row moves."""
     errors = np.empty((batches.shape[1], len(bias)), np.float32)
     scratch = np.empty(len(bias), np.int32)
     own = np.empty((batches.shape[1], words.shape[1]), np.int32)
     counts = np.empty(batches.shape[1], np.int64)
     seen = np.zeros(len(kernel), np.int64)  # which visit last used a word; the first is 1
-    visit = 1
+    visit, total = 1, 0.0
     for b in range(len(batches)):
         filled = 0
         for place in range(batches.shape[1]):
@@ -98,6 +102,7 @@ def _descend(
                     errors[filled, t] = bias[t]
                 _add_rows(kernel, own[filled, : counts[filled]], errors[filled])
                 _probability_minus(errors[filled], tags[example], scratch)
+                total += _cross_entropy(errors[filled])
                 filled += 1
         step = client_lr / np.float32(filled if filled else 1)
         for i in range(filled):
@@ -113,6 +118,7 @@ def _descend(
     for k in range(len(kernel)):
         for t in range(len(bias)):
             kernel[k, t] = start[k, t] - kernel[k, t]
+    return total
 
 
 @numba.njit(cache=True, nogil=True)
@@ -179,6 +185,25 @@ def _probability_minus(scores: Array, tags: Array, powers: Array) -> None:
     scale = powers.view(np.float32)
     for t in range(len(scores)):
         scores[t] = f(1) / (f(1) + scores[t] * scale[t]) - tags[t]
+
+
+_SURE = 2.0**-24  # a probability in float32 that is wrong by more counts as wrong by this
+
+
+@numba.njit(cache=True, nogil=True, fastmath=_FAST)
+def _cross_entropy(errors: Array) -> float:
+    """The loss of an example, of its probabilities minus its tags: the sum of -log(1 - |error|).
+
+    A logarithm takes one number at a time. Products of 32 factors, none below 2^-24, take vectors.
+    """
+    total = 0.0
+    for start in range(0, len(errors), 32):
+        product = 1.0
+        for t in range(start, min(start + 32, len(errors))):
+            right = 1.0 - abs(np.float64(errors[t]))
+            product *= _SURE if right < _SURE else right
+        total -= np.log(product)
+    return total
 
 
 def tag_regression(words: int = 10_000, tags: int = 500) -> Model:

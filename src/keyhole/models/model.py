@@ -32,9 +32,9 @@ class Model:
         hide_padding: `(parameters, {key space: bool mask (slots,)}) -> parameters`. A padded slot
             holds zeros, which weigh nothing in a hidden layer; where they would count, as in a
             softmax over words, this function takes them out.
-        plain_sgd: `(parameters, examples, batches, client_lr) -> update` in NumPy, start minus end:
-            a faster way to the same end as gradient steps on `loss`, if there is one. `batches` is
-            int64 (steps, batch size), -1 for no example.
+        plain_sgd: `(parameters, examples, batches, client_lr) -> (update, loss)` in NumPy, start
+            minus end: a faster way to the same end as gradient steps on `loss`, if there is one.
+            `batches` is int64 (steps, batch size), -1 for no example; the loss is their mean.
         added: paths of parameters from which the server subtracts the mean update as it is, without
             its optimizer: what an algorithm keeps at the server beside the model.
 
@@ -55,7 +55,7 @@ class Model:
     predict: Callable[[Tree, Batch], Any]
     cuts: tuple[Cut, ...]
     hide_padding: Callable[[Tree, Mapping[str, Any]], Tree] | None = None
-    plain_sgd: Callable[[Tree, Batch, Array, float], Tree] | None = None
+    plain_sgd: Callable[[Tree, Batch, Array, float], tuple[Tree, float]] | None = None
     added: tuple[str, ...] = ()
 
     @cached_property

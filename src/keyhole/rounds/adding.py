@@ -1,11 +1,9 @@
 """Adds up what clients brought in a round: updates by the run's aggregation, and their reports.
 
 Weights and metrics of clients whose updates arrive in the clear are read from their reports. Where
-a sum hides updates, they travel as numbers more of the part that everyone receives: the weight, and
-of each metric its product with the weight and the weight again. Who opens the sum learns the total
-weight and the weighted means, and nothing of one client. Where privacy is promised no report is
-read: an update is divided by the planned cohort, after it was multiplied by its share of the max
-weight.
+a sum hides updates, they carry the weight, and the metrics that the run names; see `Carried`. Where
+privacy is promised no report is read: an update is divided by the planned cohort, after it was
+multiplied by its share of the max weight.
 """
 
 from __future__ import annotations
@@ -13,25 +11,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from math import inf, isfinite, nan
+from math import inf, nan
 
-import numpy as np
-
-from keyhole import tree
 from keyhole.aggregation.base import ClientResult, SumRequest, SumResult, about_of, withheld
 from keyhole.aggregation.privacy.mechanism import PrivateSum
-from keyhole.arrays import Array, Tree
 from keyhole.errors import InputError
 from keyhole.parts import running
 from keyhole.primitives.deselect import divide
-from keyhole.primitives.keyspace import Product
-from keyhole.primitives.layout import Field, Layout, Part
-from keyhole.primitives.report import MetricOfClients, Report, Reported, metric_names, summarize
+from keyhole.primitives.layout import Layout
+from keyhole.primitives.report import Report, Reported, metric_names, summarize
+from keyhole.rounds.carried import Carried
 from keyhole.rounds.machine import terms_of
 from keyhole.rounds.spec import RunParts
 from keyhole.server.row_sums import BlockSum, RowUpdate
-
-_MODEL, _REPORT = "model", "report"  # of an update that carries its report
 
 
 def add_up(
@@ -42,20 +34,6 @@ def add_up(
     blocks: tuple[BlockSum, ...] | None = None,
 ) -> SumResult:
     """Hands what clients brought to the run's aggregation; too few make no sum."""
-    sent = sum(result.outcome == "sent" for result in results)
-    if sent < parts.cohorts.min_updates:
-        return withheld(sent, parts.cohorts.min_updates, {})
-    return sum_results(t, results, layout, parts, blocks)
-
-
-def sum_results(
-    t: int,
-    results: Sequence[ClientResult],
-    layout: Layout,
-    parts: RunParts,
-    blocks: tuple[BlockSum, ...] | None = None,
-) -> SumResult:
-    """Returns what the run's aggregation makes of results, however few."""
     request = SumRequest(
         layout,
         results,
@@ -65,14 +43,33 @@ def sum_results(
         blocks=blocks,
         goal=terms_of(parts.cohorts, [result.client for result in results]).goal,
     )
+    if len(request.sent) < parts.cohorts.min_updates:
+        return withheld(len(request.sent), parts.cohorts.min_updates, {})
     if parts.privacy is not None:
         return _add(request, parts)
-    reports = _reports_of(request)
     if about_of(parts.aggregate).is_in_clear:
-        return weighed(_add(request, parts), summarize(reports, parts.is_weighted), parts)
-    if not parts.is_weighted and not metric_names(reports):
-        return _add(request, parts)
-    return _add_with_reports(request, parts, metric_names(reports))
+        reported = summarize(_reports_of(request), parts.is_weighted)
+        return weighed(_add(request, parts), reported, parts)
+    return _add_carried(request, parts, parts.carried)
+
+
+def _add_carried(request: SumRequest, parts: RunParts, carried: Carried) -> SumResult:
+    """The sum of updates that carry numbers of their reports."""
+    round = request.seed_path[-1]
+    results = [
+        one
+        if one.update is None
+        else replace(
+            one, update=carried.put(one.update, one.report, f"client {one.client} in round {round}")
+        )
+        for one in request.results
+    ]
+    wide = carried.layout(request.layout)
+    total = _add(replace(request, layout=wide, results=results), parts)
+    if total.rows is None:
+        return total
+    rows, reported = carried.split(request.layout, total.rows)
+    return weighed(replace(total, rows=rows), reported, parts)
 
 
 def nothing_summed(parts: RunParts) -> SumResult:
@@ -139,73 +136,3 @@ def weighed(total: SumResult, reported: Reported, parts: RunParts) -> SumResult:
     rows = tuple(RowUpdate(u.keys, divide(u.rows, weight)) for u in total.rows)
     whole = weight * parts.max_weight if parts.max_weight < inf else weight
     return replace(total, rows=rows, reported=replace(reported, weight=whole))
-
-
-def _add_with_reports(request: SumRequest, parts: RunParts, names: Sequence[str]) -> SumResult:
-    """The sum of updates that carry their reports."""
-    wide = with_report(request.layout, 1 + 2 * len(names))
-    results = [
-        one if one.update is None else replace(one, update=carrying(one.update, one.report, names))
-        for one in request.results
-    ]
-    total = _add(replace(request, layout=wide, results=results), parts)
-    if total.rows is None:
-        return total
-    told, rows = without_report(request.layout, wide, total.rows)
-    means = {
-        name: MetricOfClients(float(told[1 + 2 * i] / told[2 + 2 * i]))
-        for i, name in enumerate(names)
-        if told[2 + 2 * i] > 0
-    }
-    weight = float(told[0]) if parts.is_weighted else None
-    return weighed(replace(total, rows=rows), Reported(weight, means), parts)
-
-
-def carrying(update: Tree, report: Report | None, names: Sequence[str] = ()) -> Tree:
-    """Returns an update of `with_report`: one that carries the weight of its report, and metrics of
-    these names."""
-    return {_MODEL: update, _REPORT: _numbers(report, names)}
-
-
-def _numbers(report: Report | None, names: Sequence[str]) -> Array:
-    """What a report adds: the weight, and of each metric its product with it and the weight."""
-    report = report or Report(None)
-    weight = 1.0 if report.weight is None else report.weight
-    found = [weight]
-    for name in names:
-        value = report.metrics.get(name, inf)
-        found += [weight * value, weight] if isfinite(value) else [0.0, 0.0]
-    return np.array(found, np.float32)
-
-
-def with_report(layout: Layout, size: int) -> Layout:
-    """Returns the layout of updates that carry this many numbers more, which everyone sends."""
-    told = Field(_REPORT, (size,), np.dtype(np.float32), ())
-    parts = [
-        Part(part.product, tuple(replace(f, path=_below(f.path)) for f in part.fields))
-        for part in layout.parts
-    ]
-    if parts and not parts[0].product.factors:
-        parts[0] = Part(parts[0].product, (*parts[0].fields, told))
-    else:
-        parts.insert(0, Part(Product(()), (told,)))
-    named = {_MODEL: layout.structure, _REPORT: _REPORT}
-    structure = tree.unflatten(named, {path: path for path in tree.flatten(named)})
-    return Layout(structure, layout.spaces, tuple(parts))
-
-
-def _below(path: str) -> str:
-    return _MODEL if path == tree.ROOT else f"{_MODEL}/{path}"
-
-
-def without_report(
-    layout: Layout, wide: Layout, rows: tuple[RowUpdate, ...]
-) -> tuple[Array, tuple[RowUpdate, ...]]:
-    """Returns the numbers that reports added up to, and the rows of the model alone."""
-    size = wide.parts[0].fields[-1].shape[0]
-    everyone = rows[0]
-    told = everyone.rows[0, -size:] if len(everyone.keys) else np.zeros(size, np.float32)
-    if len(wide.parts) > len(layout.parts):
-        return told, rows[1:]
-    own = np.ascontiguousarray(everyone.rows[:, :-size])
-    return told, (RowUpdate(everyone.keys, own), *rows[1:])

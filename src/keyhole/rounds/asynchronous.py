@@ -26,7 +26,7 @@ from keyhole.delivery.base import Cost
 from keyhole.errors import InputError
 from keyhole.primitives.layout import Layout
 from keyhole.primitives.report import Report
-from keyhole.rounds.adding import agreed, nothing_summed, sum_results
+from keyhole.rounds.adding import add_up, agreed, nothing_summed
 from keyhole.rounds.clients import Clients
 from keyhole.rounds.machine import Buffering, StreamMachine, Terms, WhyStep
 from keyhole.rounds.record import RoundRecord
@@ -103,7 +103,8 @@ class AsyncRound:
             for result, age in self._added
         ]
         results = agreed(weighed) if self.is_of_devices else weighed
-        return sum_results(t, results, layout, parts)
+        any_number = replace(parts.cohorts, min_updates=0)  # the goal has been reached
+        return add_up(t, results, layout, replace(parts, cohorts=any_number))
 
     @property
     def added(self) -> list[ClientResult]:

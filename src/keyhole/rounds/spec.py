@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from keyhole.keys.choice import KeyTable
     from keyhole.primitives.layout import Layout
     from keyhole.rounds.account import Account
+    from keyhole.rounds.carried import Carried
     from keyhole.rounds.machine import Buffering
     from keyhole.server.inputs import AboveNorm, HeldBy, InputBound
     from keyhole.server.row_sums import Over
@@ -261,6 +262,7 @@ class RunParts:
             that are weighted by examples, the sum of weights.
         max_weight: W, the max weight of an update where they are weighted: clients with more
             examples count as W; infinity for none.
+        sum_metrics: metrics of clients that a secure sum adds up, and the max of each.
         delivery: how slices travel.
         aggregate: how updates are added up.
         privacy: what the run promises about one client; None promises nothing.
@@ -288,6 +290,7 @@ class RunParts:
     trial: int = 0
     over: MeanOver = "cohort"
     max_weight: float = inf
+    sum_metrics: Mapping[str, float] = field(default_factory=dict)
     delivery: Delivery = field(default_factory=_on_demand)
     aggregate: Aggregation = field(default_factory=_plain)
     privacy: Privacy | None = None
@@ -334,9 +337,14 @@ class RunParts:
         return self.over == "examples"
 
     @property
-    def carries_weights(self) -> bool:
-        """Whether weights are added up in the sum of updates, which nobody sees."""
-        return self.is_weighted and self.privacy is None and not self._sum.is_in_clear
+    def carried(self) -> Carried:
+        """What updates carry of their clients' reports, where nobody sees an update."""
+        from keyhole.rounds.carried import Carried
+
+        if self.privacy is not None or self._sum.is_in_clear:
+            return Carried()
+        ring = self._sum.ring
+        return Carried(self.is_weighted, self.sum_metrics, inf if ring is None else ring.clip)
 
     @property
     def divisor(self) -> Over:
@@ -394,6 +402,11 @@ class RunParts:
         check_keys_per_client(layout, self.keys_per_client)
         if self.is_weighted:
             self._check_weights()
+        if self.sum_metrics and self.privacy is not None:
+            raise InputError(
+                f"the privacy account covers no metrics: got {', '.join(self.sum_metrics)} to add "
+                "up, with noise; expected none; leave --sum-metrics out"
+            )
         # Rings that are too small, and promises that nobody can keep, show before the first round.
         if self._sum.ring is not None:
             self._sum.ring.for_clients(self.cohorts.asked)

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from keyhole.identity import Ref
+from keyhole.primitives.report import METRIC_NAME
 from keyhole.rounds.fields import Count, CountOrNone, NotNegative, Positive, Record, said
 
 
@@ -65,6 +66,14 @@ class AggregationSpec(Record, frozen=True, kw_only=True):
             "--count-noise",
         ),
     ] = 0.0
+    metrics: Annotated[
+        dict[Annotated[str, Meta(pattern=METRIC_NAME)], Positive],
+        said(
+            "Secure sums: add up these metrics of clients too, each with the max value that "
+            "counts, so that their weighted means are recorded; nobody sees those of one client.",
+            "--sum-metrics",
+        ),
+    ] = {}  # noqa: RUF012 - msgspec copies it
     max_update_norm: Annotated[
         Positive | None,
         said(

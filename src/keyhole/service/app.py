@@ -58,6 +58,7 @@ from keyhole.wire.assignment import (
     SliceTable,
 )
 from keyhole.wire.manifest import Manifest, digest_of, number_of
+from keyhole.wire.settings import bound_of, refuse_clear
 from keyhole.wire.signing import SIGNATURE
 
 _PLACE = re.compile(r"0|[1-9][0-9]{0,18}")
@@ -330,11 +331,11 @@ class UpdateRoutes:
         guards.check_type(request)
         of_layout = self._check_open(self.spool, round_id, claims.device)
         with self.rounds.hold(of_layout) as held:
-            messages.refuse_clear(held.manifest.settings)  # before any of the body is read
+            refuse_clear(held.manifest.settings)  # before any of the body is read
         async with guards.body(request) as body:
             with self.rounds.hold(of_layout) as held:
                 layout = self._layout(of_layout, held.manifest)
-                bound = messages.bound_of(held.manifest.settings)
+                bound = bound_of(held.manifest.settings)
                 outcome = await asyncio.to_thread(
                     self._keep, self.spool, layout, bound, round_id, claims.device, body
                 )

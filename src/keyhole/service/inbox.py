@@ -22,7 +22,8 @@ from keyhole.server.row_sums import BLOCK, BlockSum, pair_up, sum_block
 from keyhole.service.spool import UpdateSpool
 from keyhole.wire.assignment import NameOf, device_name
 from keyhole.wire.manifest import digest_of
-from keyhole.wire.messages import bound_settings, decode_update, split_report
+from keyhole.wire.messages import decode_update, split_report
+from keyhole.wire.settings import bound_settings
 
 
 def nothing_of(client: int, outcome: Outcome) -> ClientResult:

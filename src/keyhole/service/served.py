@@ -60,7 +60,7 @@ from keyhole.service.lobby import Lobby
 from keyhole.service.publishing import Publisher
 from keyhole.wire.assignment import device_name
 from keyhole.wire.manifest import number_of
-from keyhole.wire.messages import AGGREGATION_SETTING, DELIVERY_SETTING
+from keyhole.wire.settings import AGGREGATION_SETTING, DELIVERY_SETTING
 
 _MAX_TRAILING = 256  # rounds; more only trail where round after round ends without a step
 

@@ -51,8 +51,7 @@ from keyhole.errors import (
     ServiceError,
 )
 from keyhole.primitives.layout import Layout
-from keyhole.primitives.report import Reported
-from keyhole.rounds.adding import weighed, with_report, without_report
+from keyhole.rounds.adding import weighed
 from keyhole.rounds.machine import terms_of
 from keyhole.rounds.spec import RunParts
 from keyhole.sampling import Outcome
@@ -60,14 +59,8 @@ from keyhole.service.inbox import Gathered
 from keyhole.wire.assignment import NameOf, device_name
 from keyhole.wire.http import HttpClient
 from keyhole.wire.manifest import digest_of
-from keyhole.wire.messages import (
-    WEIGHT_SETTING,
-    Summaries,
-    SumOpening,
-    SumStatus,
-    read_message,
-    sum_settings,
-)
+from keyhole.wire.messages import Summaries, SumOpening, SumStatus, read_message
+from keyhole.wire.settings import sum_settings
 
 T = TypeVar("T")
 
@@ -282,8 +275,9 @@ class SumServices:
         goal = terms_of(cohorts, asked).goal
         minimum = self._minimum or about.min_clients_for(len(asked), goal)
         place = struct.pack("<2q", parts.trial, t)
+        carried = parts.carried
         of_sum = SumRound(
-            with_report(layout, 1) if parts.carries_weights else layout,
+            carried.layout(layout),
             parts.keys_per_client,
             sha256(b"keyhole-sum" + self._salt + place).digest()[:16],
             len(asked),
@@ -294,8 +288,7 @@ class SumServices:
         params, facts = prepare(ready, of_sum)
         self._round = _Round(layout, parts, tuple(asked), ready, params, facts, name)
         self._look, self._was_away = _Look(), False
-        carried = {WEIGHT_SETTING: True} if parts.carries_weights else {}
-        return {**sum_settings(params), **carried}
+        return sum_settings(params, carried.has_weights, carried.metrics)
 
     def begin(self, round_id: str) -> None:
         """Opens the sum at both aggregators, for updates of the model that was published; older
@@ -368,11 +361,9 @@ class SumServices:
         sums = combine(now.aggregation, now.params, shares)
         rows = tuple(part.divided(of_run.divisor, divisor) for part in sums)
         added = frozenset(now.name(now.asked[place]) for place in receipt.places)
-        total = SumResult(rows, {}, dropped_rows=shares[0].dropped, seen_by=self._seen_by())
-        if of_run.carries_weights:
-            told, own = without_report(now.layout, with_report(now.layout, 1), rows)
-            total = weighed(replace(total, rows=own), Reported(float(told[0])), of_run)
-        return total, added
+        own, reported = replace(of_run.carried, unit=now.facts.clip).split(now.layout, rows)
+        total = SumResult(own, {}, dropped_rows=shares[0].dropped, seen_by=self._seen_by())
+        return weighed(total, reported, of_run), added
 
     def _receipt(self, round_id: str) -> Receipt:
         """What both aggregators say that they added: the same, of this model and these params."""

@@ -9,7 +9,6 @@ is JSON, read strictly.
 from __future__ import annotations
 
 import struct
-from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite, nan
@@ -37,7 +36,7 @@ from keyhole.errors import (
 from keyhole.primitives.keyspace import Keys, KeySpace
 from keyhole.primitives.layout import Layout
 from keyhole.primitives.report import LARGEST_WEIGHT, METRIC_NAME, Report
-from keyhole.server.inputs import UNBOUND, InputBound
+from keyhole.server.inputs import InputBound
 
 MAX_BLOCKS = 64
 """Tables that one query may ask for."""
@@ -434,63 +433,3 @@ def read_message(data: bytes | bytearray | memoryview, kind: type[T]) -> T:
 def peer_name(party: int) -> str:
     """Returns what an aggregator is called by the other one."""
     return f"aggregator-{party}"
-
-
-_MAX_NORM, _ABOVE_NORM, _MAX_WEIGHT = "max_update_norm", "above_norm", "max_weight"
-
-
-def bound_settings(bound: InputBound) -> dict[str, object]:
-    """Returns what the settings of a manifest say about how long an update may be, and how it is
-    weighted: `max_weight` is null where weights have no bound, and absent where updates count
-    alike."""
-    told: dict[str, object] = {}
-    if bound.is_bound:
-        told = {_MAX_NORM: bound.max_norm, _ABOVE_NORM: bound.above}
-    if bound.max_weight is not None:
-        told[_MAX_WEIGHT] = bound.max_weight if bound.max_weight < inf else None
-    return told
-
-
-def bound_of(settings: Mapping[str, object]) -> InputBound:
-    """Returns how long an update may be in a round whose manifest has these settings.
-
-    Raises:
-        InputError: they say no norm that an update could have.
-    """
-    limit, above = settings.get(_MAX_NORM, inf), settings.get(_ABOVE_NORM, UNBOUND.above)
-    weight = None
-    if _MAX_WEIGHT in settings:
-        weight = inf if settings[_MAX_WEIGHT] is None else _number(settings[_MAX_WEIGHT])
-    return InputBound(_number(limit), above, max_weight=weight)  # type: ignore[arg-type]
-
-
-def _number(value: object) -> float:
-    """A number of the settings; NaN, which a bound refuses, for what is none."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number else nan  # type: ignore[arg-type]
-
-
-DELIVERY_SETTING, AGGREGATION_SETTING = "delivery", "aggregation"
-"""Names of how slices are fetched in a round and how updates are added up."""
-
-SUM_SETTING = "sum_terms"
-WEIGHT_SETTING = "sum_of_weights"
-"""Of a round with params of a sum: whether updates carry their weights in it."""
-
-
-def sum_settings(params: bytes) -> dict[str, object]:
-    """Returns what the settings of a manifest say about the sum of its round."""
-    return {SUM_SETTING: b64encode(params).decode("ascii")}
-
-
-def refuse_clear(settings: Mapping[str, object]) -> None:
-    """Raises RequestError where the settings of a manifest have params of a sum.
-
-    Updates of such a round travel in shares: no device sends one whole, and no service takes it.
-    """
-    if SUM_SETTING in settings:
-        raise RequestError(
-            "updates of this round are added up by two aggregators: got a device that sends its "
-            "update in the clear; expected shares, sent to both; no update was taken; start the "
-            "device with --aggregators"
-        )

@@ -17,7 +17,7 @@ from keyhole.engines.flower.messages import TRAIN, NodeReport, RoundCall, read, 
 from keyhole.engines.flower.server_app import _publisher
 from keyhole.errors import InputError
 from keyhole.wire.assignment import device_name
-from keyhole.wire.messages import sum_settings
+from keyhole.wire.settings import sum_settings
 from keyhole.wire.signing import SigningKey
 from tests.engines.flower.in_process_grid import InProcessGrid
 from tests.service.small_service import LAYOUT, random_state, small_service

@@ -12,7 +12,7 @@ from keyhole.service.limits import Limits
 from keyhole.service.spool import UpdateSpool
 from keyhole.wire import messages as wire
 from keyhole.wire.assignment import Current
-from keyhole.wire.messages import sum_settings
+from keyhole.wire.settings import sum_settings
 from tests.helpers import DIGEST
 from tests.service.in_process import (
     BINARY,

@@ -59,10 +59,11 @@ def asked_of(plan, t=0):
 
 
 def make_weighted():
-    """Clients that weigh 1, 2 or 3: a quarter of them is exact."""
+    """Clients that weigh 1, 2 or 3 and report halves: a quarter of them is exact."""
 
     def weigh(submodel, data, rng):
-        return kh.Report(train(submodel, data, rng), weight=1 + data % 3)
+        told = {"loss": 0.5 * (data % 5), "other": 7.0}
+        return kh.Report(train(submodel, data, rng), weight=1 + data % 3, metrics=told)
 
     return replace(make_clients(), train=weigh)
 
@@ -72,7 +73,7 @@ SLOW = [pytest.param(over, marks=pytest.mark.slow) for over in ("choosers", "exa
 
 @pytest.mark.parametrize("over", ["cohort", *SLOW])
 def test_a_run_with_two_aggregators_has_the_bytes_of_one_in_process(both, over):
-    plan = make_plan(over=over, max_weight=4.0)
+    plan = make_plan(over=over, max_weight=4.0, sum_metrics={"loss": 4.0})
     with devices(*both, population=make_weighted):
         run = start_run(make_state(), make_weighted(), plan, kind=served(*both))
         records = list(run.rounds(3))
@@ -80,6 +81,12 @@ def test_a_run_with_two_aggregators_has_the_bytes_of_one_in_process(both, over):
     for record, other in zip(records, expected.rounds(3), strict=True):
         assert record.clients == other.clients
         assert record.total_weight == other.total_weight
+        assert record.client_metrics == other.client_metrics
+        assert list(record.client_metrics) == ["loss"]  # the one that the run names
+        weights = [1 + client % 3 if over == "examples" else 1 for client in record.clients]
+        losses = [0.5 * (client % 5) for client in record.clients]
+        mean = np.average(losses, weights=weights)
+        assert record.client_metrics["loss"].mean == pytest.approx(mean, abs=1e-3)
         assert record.not_opened is None
     assert model_bytes(run.state) == model_bytes(expected.state)
     assert set(records[0].seen_in_sum) == {"first server", "second server", "trainer"}

@@ -1,0 +1,101 @@
+"""Reads and writes what the settings of a manifest say about updates: how long one may be, how it
+is weighted, and whether it goes in shares to two aggregators.
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Mapping
+from math import inf, nan
+from typing import Annotated
+
+import msgspec
+
+from keyhole.errors import InputError, RequestError
+from keyhole.primitives.report import METRIC_NAME
+from keyhole.server.inputs import UNBOUND, InputBound
+
+_MaxByName = dict[
+    Annotated[str, msgspec.Meta(pattern=METRIC_NAME)], Annotated[float, msgspec.Meta(gt=0)]
+]
+_MAX_NORM, _ABOVE_NORM, _MAX_WEIGHT = "max_update_norm", "above_norm", "max_weight"
+
+
+def bound_settings(bound: InputBound) -> dict[str, object]:
+    """Returns what the settings of a manifest say about how long an update may be, and how it is
+    weighted: `max_weight` is null where weights have no bound, and absent where updates count
+    alike."""
+    told: dict[str, object] = {}
+    if bound.is_bound:
+        told = {_MAX_NORM: bound.max_norm, _ABOVE_NORM: bound.above}
+    if bound.max_weight is not None:
+        told[_MAX_WEIGHT] = bound.max_weight if bound.max_weight < inf else None
+    return told
+
+
+def bound_of(settings: Mapping[str, object]) -> InputBound:
+    """Returns how long an update may be in a round whose manifest has these settings.
+
+    Raises:
+        InputError: they say no norm that an update could have.
+    """
+    limit, above = settings.get(_MAX_NORM, inf), settings.get(_ABOVE_NORM, UNBOUND.above)
+    weight = None
+    if _MAX_WEIGHT in settings:
+        weight = inf if settings[_MAX_WEIGHT] is None else _number(settings[_MAX_WEIGHT])
+    return InputBound(_number(limit), above, max_weight=weight)  # type: ignore[arg-type]
+
+
+def _number(value: object) -> float:
+    """A number of the settings; NaN, which a bound refuses, for what is none."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number else nan  # type: ignore[arg-type]
+
+
+DELIVERY_SETTING, AGGREGATION_SETTING = "delivery", "aggregation"
+"""Names of how slices are fetched in a round and how updates are added up."""
+
+SUM_SETTING = "sum_terms"
+WEIGHT_SETTING, METRICS_SETTING = "sum_of_weights", "sum_of_metrics"
+"""Of a round with params of a sum: whether updates carry their weights in it, and which metrics."""
+
+
+def sum_settings(
+    params: bytes, has_weights: bool = False, metrics: Mapping[str, float] | None = None
+) -> dict[str, object]:
+    """Returns what the settings of a manifest say about the sum of its round."""
+    told: dict[str, object] = {SUM_SETTING: b64encode(params).decode("ascii")}
+    if has_weights:
+        told[WEIGHT_SETTING] = True
+    if metrics:
+        told[METRICS_SETTING] = dict(metrics)
+    return told
+
+
+def carried_in(settings: Mapping[str, object]) -> tuple[bool, dict[str, float]]:
+    """Returns whether updates of a round carry their weights in its sum, and which metrics.
+
+    Raises:
+        InputError: they are no names of metrics with a max each.
+    """
+    try:
+        metrics = msgspec.convert(settings.get(METRICS_SETTING, {}), _MaxByName)
+    except msgspec.ValidationError as error:
+        raise InputError(
+            f"the metrics that a round adds up make no sense: got {error}; expected names, and a "
+            "max above 0 for each; ask the trainer for another round"
+        ) from error
+    return settings.get(WEIGHT_SETTING) is True, metrics
+
+
+def refuse_clear(settings: Mapping[str, object]) -> None:
+    """Raises RequestError where the settings of a manifest have params of a sum.
+
+    Updates of such a round travel in shares: no device sends one whole, and no service takes it.
+    """
+    if SUM_SETTING in settings:
+        raise RequestError(
+            "updates of this round are added up by two aggregators: got a device that sends its "
+            "update in the clear; expected shares, sent to both; no update was taken; start the "
+            "device with --aggregators"
+        )
