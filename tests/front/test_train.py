@@ -13,7 +13,6 @@ from keyhole.experiments.specs import spec_of
 from keyhole.models.dense import masked_mean
 from keyhole.models.local_training import LocalSgd
 from keyhole.parts import resolve
-from keyhole.rounds.loop import Synchronous
 
 ITEMS, USERS, EACH = 60, 12, 10
 
@@ -250,14 +249,14 @@ def test_a_choice_that_sees_more_than_own_data_trains_and_resumes(choice, tmp_pa
     assert np.count_nonzero(whole.model()["score"]) > 0
 
 
-def test_tf_idf_is_refused_with_noise_and_on_devices():
+def test_tf_idf_is_refused_with_noise_and_in_rounds_that_do_not_tell_users():
     task = make_task(keys=kh.keys.tf_idf)
     with pytest.raises(InputError, match="privacy account does not cover"):
         kh.train(task, rounds=1, m=4, dp_noise=1.0, dp_clip=1.0, dp_delta=1e-3, **SETTINGS)
     parts = {"task": task.kind, "keys.item.choice": kh.keys.tf_idf}
     served = kh.Experiment(task.defaults.changed({"keys.item.count": 4}), task.data, parts)
-    with pytest.raises(InputError, match="devices cannot choose keys in this way"):
-        served.run(0, kind=Synchronous())
+    with pytest.raises(InputError, match="clients of these rounds cannot choose keys in this way"):
+        served.run(0, kind=object())
 
 
 def test_data_that_nobody_declared_to_name_keys_are_no_silent_mistake():

@@ -218,8 +218,8 @@ def _clients(experiment, case):
         return clients
 
     def train(submodel, data, rng):
-        update = clients.train(submodel, data, rng)
-        return tree.map_leaves(lambda leaf: np.round(np.asarray(leaf) * grid) / grid, update)
+        report = clients.train(submodel, data, rng)
+        return tree.map_leaves(lambda leaf: np.round(np.asarray(leaf) * grid) / grid, report.update)
 
     return replace(clients, train=train)
 

@@ -177,7 +177,9 @@ def test_a_window_goes_on_past_the_last_key_of_the_largest_space():
 def weighed(counts, m, norms=None, users=None, clients=7):
     """What a client knows in a run that keeps norms, where clients have keys in common."""
     everyone = [counts.keys] + [np.array(users or [], np.int64)] * (clients - 1)
-    known = KeyUsers(clients, everyone.__getitem__, lambda own: {"word": KeyCounts.of(SPACE, own)})
+    known = KeyUsers.among(
+        clients, everyone.__getitem__, lambda own: {"word": KeyCounts.of(SPACE, own)}
+    )
     moved = sorted((norms or {}).items())
     table = KeyTable(*(np.array([each[i] for each in moved], kind) for i, kind in enumerate("lf")))
     return KeyContext(counts, m, rng(0), norms=table, users=known)

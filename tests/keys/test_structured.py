@@ -130,7 +130,7 @@ def test_budgets_hold_through_any_choice(name, choice, seed, data):
         return {s.name: KeyCounts.of(s, own % s.num_keys) for s in layout.spaces}
 
     choose = choose_with({s.name: CHOICES[choice] for s in layout.spaces}, count_keys)
-    users = KeyUsers(1, lambda client: np.arange(20), count_keys)
+    users = KeyUsers.among(1, lambda client: np.arange(20), count_keys)
     limit = keys_within(layout, model_bytes)
     keys = choose(np.arange(20), ClientContext(limit, rng(seed), norms={}, users=users))
     assert layout.client_bytes(**{z.space.name: len(z) for z in keys.values()}) <= model_bytes

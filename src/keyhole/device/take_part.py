@@ -35,13 +35,14 @@ from keyhole.errors import (
     ViolationError,
 )
 from keyhole.keys.budget import DeviceClass
+from keyhole.keys.choice import KeyTable
 from keyhole.primitives.layout import KeysBySpace
 from keyhole.primitives.report import Report
 from keyhole.rounds.clients import ClientJob, Clients, check_keys_per_client, choose_keys
 from keyhole.rounds.spec import DeviceSpec
 from keyhole.server.client_states import MAX_STATE_BYTES, ClientStates
 from keyhole.wire.assignment import Wait
-from keyhole.wire.settings import DELIVERY_SETTING, SUM_SETTING, bound_of, refuse_clear
+from keyhole.wire.settings import DELIVERY_SETTING, SUM_SETTING, bound_of, facts_in, refuse_clear
 
 Fetch: TypeAlias = Callable[[Device, Assignment, DeviceKeys], Submodel]
 """How a device gets its sub-model: `Device.fetch`, `fetch_at_home`, `QueryFetch` and the like."""
@@ -386,8 +387,8 @@ class _Rules:
     trial: int
     keys_per_client: Mapping[str, int]
     shared_keys: bool
+    norms: Mapping[str, KeyTable] | None = None
     devices: tuple[DeviceClass, ...] = ()
-    norms: None = None
 
 
 @dataclass
@@ -417,7 +418,11 @@ class PopulationClient:
         settings = DeviceSettings.of(known)
         clients = self._clients(settings)
         check_keys_per_client(known.layout, settings.keys_per_client)
-        rules = _Rules(*self._draws(settings), settings.keys_per_client, settings.shared_keys)
+        norms, users = facts_in(known.manifest.settings)
+        clients = replace(clients, users=users)  # of others, it knows what the round tells
+        rules = _Rules(
+            *self._draws(settings), settings.keys_per_client, settings.shared_keys, norms
+        )
         return choose_keys(self.client, known.manifest.number, known.layout, clients, rules)
 
     def train(self, known: KnownRound, fetched: Submodel) -> Any:
@@ -444,9 +449,7 @@ class PopulationClient:
         name = msgspec.json.encode(msgspec.structs.replace(settings, nonce=""))
         if name not in self._met:
             folder = self.directory and self.directory / sha256(name).hexdigest()[:16]
-            clients = replace(  # of others, it knows nothing
-                self.population(settings), users=None, states=ClientStates(folder)
-            )
+            clients = replace(self.population(settings), states=ClientStates(folder))
             if not 0 <= self.client < clients.count:
                 raise InputError(
                     f"the population has no such client: got {self.client}; expected "

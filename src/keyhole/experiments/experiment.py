@@ -46,7 +46,7 @@ from keyhole.parts import PartKind, own_name, resolve, running
 from keyhole.planner.prices import check_model_worth
 from keyhole.rounds.algorithms import Algorithm, algorithm_named, with_added
 from keyhole.rounds.clients import Clients
-from keyhole.rounds.loop import Evaluation, Rounds, Run, resume_run, start_run
+from keyhole.rounds.loop import Evaluation, Rounds, Run, resume_run, start_run, tells_facts
 from keyhole.rounds.machine import Buffering, exponential
 from keyhole.rounds.record import RoundRecord
 from keyhole.rounds.round import Executor, in_process
@@ -229,7 +229,9 @@ class Experiment:
             train=trainer_of(self.task.model, self.algorithm.client, slots),
             localize=localize_of(self.spec, self.task),
             max_state_bytes=getattr(self.task.model, "max_state_bytes", MAX_STATE_BYTES),
-            users=KeyUsers(self.task.clients, self.task.data, self.task.count_keys),
+            users=KeyUsers.among(self.task.clients, self.task.data, self.task.count_keys)
+            if "users" in self._facts
+            else None,
         )
 
     @cached_property
@@ -245,9 +247,9 @@ class Experiment:
 
     def _check_facts(self, kind: Rounds | None) -> None:
         """Raises InputError where a choice needs what clients of such rounds cannot know."""
-        if self._facts and kind is not None:
+        if self._facts and kind is not None and not tells_facts(kind):
             raise InputError(
-                "devices cannot choose keys in this way: got a choice that needs "
+                "clients of these rounds cannot choose keys in this way: got a choice that needs "
                 f"{' and '.join(sorted(self._facts))} of all clients; expected one that needs its "
                 "own data alone; choose keys another way, or train in process"
             )

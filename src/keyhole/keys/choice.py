@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
@@ -107,27 +107,46 @@ class KeyTable:
 
 @dataclass(frozen=True, eq=False)
 class KeyUsers:
-    """How many clients have each key, counted in the data of all of them when it is first asked.
+    """How many clients have each key.
 
     Args:
         clients: how many there are.
-        data: `client -> its data`.
-        count_keys: `data -> {key space: what occurs}`.
+        make_tables: returns, by key space, how many clients have a key; called when it is first
+            asked.
     """
 
     clients: int
-    data: Callable[[int], Any]
-    count_keys: Callable[[Any], Mapping[str, KeyCounts]]
+    make_tables: Callable[[], Mapping[str, KeyTable]]
+
+    @staticmethod
+    def among(
+        clients: int,
+        data: Callable[[int], Any],
+        count_keys: Callable[[Any], Mapping[str, KeyCounts]],
+    ) -> KeyUsers:
+        """Returns what counts users in the data of all clients.
+
+        Args:
+            data: `client -> its data`.
+            count_keys: `data -> {key space: what occurs}`.
+        """
+        return KeyUsers(clients, partial(_count_users, clients, data, count_keys))
 
     @cached_property
-    def tables(self) -> dict[str, KeyTable]:
+    def tables(self) -> Mapping[str, KeyTable]:
         """Key space -> how many clients have a key."""
-        found: dict[str, list[KeyArray]] = {}
-        for client in range(self.clients):
-            for name, counts in self.count_keys(self.data(client)).items():
-                found.setdefault(name, []).append(counts.keys)
-        each = {n: np.unique(np.concatenate(keys), return_counts=True) for n, keys in found.items()}
-        return {n: KeyTable(keys, users.astype(np.float64)) for n, (keys, users) in each.items()}
+        return self.make_tables()
+
+
+def _count_users(
+    clients: int, data: Callable[[int], Any], count_keys: Callable[[Any], Mapping[str, KeyCounts]]
+) -> dict[str, KeyTable]:
+    found: dict[str, list[KeyArray]] = {}
+    for client in range(clients):
+        for name, counts in count_keys(data(client)).items():
+            found.setdefault(name, []).append(counts.keys)
+    each = {n: np.unique(np.concatenate(keys), return_counts=True) for n, keys in found.items()}
+    return {n: KeyTable(keys, users.astype(np.float64)) for n, (keys, users) in each.items()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,7 +164,7 @@ class KeyContext:
         device: its class, None where the run has no classes.
         norms: the norm of each key's last update, summed over clients, where the run keeps them;
             0 for keys that have not moved.
-        users: how many clients have each key, where the data of all clients are at hand.
+        users: how many clients have each key, where the run knows it.
 
     >>> counts = KeyCounts.of(KeySpace("word", 100), np.array([7, 3, 7]))
     >>> context = KeyContext(counts, 2, np.random.default_rng(0), round=5)
@@ -172,21 +191,21 @@ class KeyContext:
         if self.norms is None:
             raise InputError(
                 f"this choice of {self.space.name!r} needs the norms of last updates: got a round "
-                "that keeps none; expected synchronous rounds in process, of a choice that is "
-                'marked @needs("norms") or with RunParts(norms={}); choose keys another way'
+                "that keeps none; expected synchronous rounds, of a choice that is marked "
+                '@needs("norms") or with RunParts(norms={}); choose keys another way'
             )
         return self.norms
 
     def known_users(self) -> tuple[KeyTable, int]:
         """Returns how many clients have each key, and how many clients there are; raises InputError
-        where that is not known, as on a device."""
+        where the run does not tell."""
         if self.users is None:
             raise InputError(
                 f"this choice of {self.space.name!r} needs to know how many clients have a key: "
-                "got a client that knows its own data alone; expected a run in process; give "
-                "devices a table with tf_idf_by(users, clients)"
+                "got a client that knows its own data alone; expected a run of a choice that is "
+                'marked @needs("users"), or Clients(users=KeyUsers.among(...)); mark it'
             )
-        return self.users.tables[self.space.name], self.users.clients
+        return self.users.tables.get(self.space.name, KeyTable.empty()), self.users.clients
 
 
 @dataclass(frozen=True, eq=False)

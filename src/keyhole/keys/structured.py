@@ -82,8 +82,8 @@ def tf_idf(context: KeyContext) -> KeyArray:
     """Chooses the keys that are frequent here and rare elsewhere, by count * log(N / users).
 
     N is the number of clients, users how many of them have the key in their data. Both are counted
-    in the data of all clients: this needs a run in process, and says things about clients that no
-    privacy account covers. Elsewhere `tf_idf_by` takes a table.
+    in the data of all clients, by the trainer, who publishes them with each round of devices: that
+    says things about clients that no privacy account covers. `tf_idf_by` takes a table instead.
 
     Returns:
         int64 (at most m,), the heaviest first, ties to the more frequent, then the smaller key:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, Protocol, SupportsFloat
+from typing import Any, ClassVar, Protocol, SupportsFloat
 
 from keyhole.errors import CohortError, InputError, StorageError
 from keyhole.identity import identity_of
@@ -124,9 +124,17 @@ class Rounds(Protocol):
         ...
 
 
+def tells_facts(kind: Rounds) -> bool:
+    """Whether clients of such rounds are told what choices of keys need: norms of updates, where
+    the rounds are synchronous, and how many clients have each key."""
+    return getattr(kind, "tells_facts", False)
+
+
 class Synchronous:
     """Synchronous rounds of a run: nothing is under way between them but the norms of the last
     updates, where a choice of keys reads them."""
+
+    tells_facts: ClassVar[bool] = True
 
     def __init__(self) -> None:
         self._norms: dict[str, KeyTable] = {}
@@ -431,11 +439,11 @@ def _merge(
 
 def _check(state: ServerState, clients: Clients, parts: RunParts, kind: Rounds) -> None:
     parts.check(state.layout)
-    if parts.norms is not None and not isinstance(kind, Synchronous):
+    is_kept = tells_facts(kind) and parts.buffering is None
+    if parts.norms is not None and not is_kept:
         raise InputError(
             "these rounds keep no norms of updates, which a choice of keys needs: got "
-            f"{type(kind).__name__} rounds; expected synchronous ones in process; choose keys "
-            "another way"
+            f"{type(kind).__name__} rounds; expected synchronous ones; choose keys another way"
         )
     if parts.cohorts.population != clients.count:
         raise InputError(

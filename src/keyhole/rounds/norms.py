@@ -38,7 +38,9 @@ def norms_after(
         before = found.get(space.name, KeyTable.empty())
         is_kept = ~np.isin(before.keys, touched)
         keys = np.concatenate([before.keys[is_kept], touched])
-        values = np.concatenate([before.values[is_kept], np.sqrt(squares)])
+        # Rounded as they are published: devices choose as clients in process do.
+        moved = np.sqrt(squares).astype(np.float32).astype(np.float64)
+        values = np.concatenate([before.values[is_kept], moved])
         order = np.argsort(keys)
         order = order[values[order] > 0]
         found[space.name] = KeyTable(keys[order], values[order])
@@ -66,6 +68,11 @@ def dump_norms(norms: Mapping[str, KeyTable]) -> bytes:
     file = io.BytesIO()
     np.savez(file, **arrays)
     return file.getvalue()
+
+
+def is_norms(data: bytes) -> bool:
+    """Whether bytes begin as those of `dump_norms` do."""
+    return data[:4] == b"PK\x03\x04"
 
 
 def load_norms(data: bytes) -> dict[str, KeyTable]:

@@ -11,6 +11,7 @@ from keyhole.delivery.base import Cost, Delivery
 from keyhole.delivery.clear import Pregenerated
 from keyhole.delivery.records import Coding, Demand
 from keyhole.errors import InputError, KeyholeError
+from keyhole.keys.choice import KeyUsers
 from keyhole.planner.prices import max_bytes
 from keyhole.primitives.layout import Layout
 from keyhole.rounds.adding import add_up, agreed
@@ -23,7 +24,7 @@ from keyhole.service.spool import UpdateSpool
 from keyhole.wire.assignment import NameOf, device_name
 from keyhole.wire.manifest import digest_of
 from keyhole.wire.messages import decode_update, split_report
-from keyhole.wire.settings import bound_settings
+from keyhole.wire.settings import bound_settings, facts_settings
 
 
 def nothing_of(client: int, outcome: Outcome) -> ClientResult:
@@ -294,7 +295,7 @@ def with_maxima(
     ]
 
 
-def round_settings(t: int, parts: RunParts) -> dict[str, object]:
+def round_settings(t: int, parts: RunParts, users: KeyUsers | None = None) -> dict[str, object]:
     """Returns the settings of round t, with which devices choose and train as clients in process
     do; `DeviceSettings` reads them."""
     told = {"spec": dict(parts.for_devices)} if parts.for_devices else {}
@@ -304,5 +305,6 @@ def round_settings(t: int, parts: RunParts) -> dict[str, object]:
         "keys_per_client": dict(parts.keys_per_client),
         "shared_keys": parts.shared_keys,
         **bound_settings(parts.bound),
+        **facts_settings(parts.norms, users),
         **told,
     }

@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
+from typing import ClassVar
 
 from keyhole.aggregation.base import about_of
 from keyhole.delivery.base import Delivery
@@ -26,6 +27,7 @@ from keyhole.delivery.clear import Pregenerated
 from keyhole.delivery.records import PLAIN, Coding, Demand
 from keyhole.errors import InputError
 from keyhole.files import kept_secret
+from keyhole.keys.choice import KeyTable, KeyUsers
 from keyhole.primitives.layout import Layout
 from keyhole.rounds.asynchronous import AsyncRound
 from keyhole.rounds.clients import Clients
@@ -41,6 +43,7 @@ from keyhole.rounds.machine import (
     StreamMachine,
     terms_of,
 )
+from keyhole.rounds.norms import dump_norms, is_norms, load_norms, norms_after
 from keyhole.rounds.record import RoundRecord
 from keyhole.rounds.round import CohortResults, Executor, check_budget, record_round
 from keyhole.rounds.spec import RunParts
@@ -131,7 +134,7 @@ class Streamed:
     _again: list[int] = field(default_factory=list, repr=False)  # to be told again
 
     def next(
-        self, t: int, state: ServerState, parts: RunParts
+        self, t: int, state: ServerState, parts: RunParts, users: KeyUsers | None = None
     ) -> tuple[tuple[RowUpdate, ...] | None, RoundRecord]:
         """Publishes round t and lets devices work until a step is due; see `Served.next`.
 
@@ -146,7 +149,7 @@ class Streamed:
             if not self._again:  # else devices may be at work in this round already
                 self._look(this)
             if machine.closed is None:
-                self._work(this, state, {**self.served.settings(t, parts), **settings})
+                self._work(this, state, {**self.served.settings(t, parts, users), **settings})
         except BaseException:  # the round is made again: anyone who has ended must not be forgotten
             self.load(before)
             raise
@@ -342,7 +345,9 @@ class Served:
     # whether the next round to be published is the first of a run that was stopped. Rounds
     # that came to nothing are not stored, so newer ones may be published already
     goes_on: bool = field(default=False, init=False, repr=False)
+    tells_facts: ClassVar[bool] = True  # what choices of keys need to know is published
     _streamed: Streamed | None = field(default=None, repr=False)
+    _norms: dict[str, KeyTable] = field(default_factory=dict, init=False, repr=False)
     _under_way: bytes = field(default=b"", repr=False)
     _secret: bytes = field(default=b"", repr=False)
     _secret_file: Path | None = field(default=None, repr=False)
@@ -381,7 +386,9 @@ class Served:
         """Publishes round t, waits for its devices, and adds up what they sent."""
         parts = self._drawing(parts, self._kept())
         if parts.buffering is not None:
-            return self._stream(t, parts.buffering).next(t, state, parts)
+            return self._stream(t, parts.buffering).next(t, state, parts, clients.users)
+        if parts.norms is not None:
+            parts = replace(parts, norms=self._norms)
         check_budget(t, state, parts)
         names = self._cohort(t, parts)
         asked = tuple(names)
@@ -392,7 +399,7 @@ class Served:
             coding=self.coding,
             cohort=list(names.values()),
             may_go_back=self.goes_on,
-            settings={**self.settings(t, parts), **told},
+            settings={**self.settings(t, parts, clients.users), **told},
             before=self.inbox.begin,  # a round that the aggregators refuse is never published
         )
         self.goes_on = False
@@ -416,15 +423,21 @@ class Served:
             each, cost, machine.closed, incidents=incidents, are_maxima=is_hidden
         )
         record = record_round(t, state, parts, results, gathered.summed)
+        if parts.norms is not None:
+            self._norms = norms_after(self._norms, state.layout, gathered.summed.rows or ())
         return gathered.summed.rows, record
 
     def dump(self) -> bytes:
-        """Returns what is under way between rounds: nothing but in asynchronous ones."""
-        return b"" if self._streamed is None else self._streamed.dump()
+        """Returns what is under way between rounds: of asynchronous ones, who is at work; of
+        others, norms of updates where a choice of keys reads them."""
+        if self._streamed is not None:
+            return self._streamed.dump()
+        return dump_norms(self._norms) if self._norms else b""
 
     def load(self, data: bytes, layout: Layout) -> None:
         """Goes on from what `dump` returned."""
         self._streamed, self._under_way, self.goes_on = None, data, True
+        self._norms = load_norms(data) if is_norms(data) else {}
 
     def _stream(self, t: int, buffering: Buffering) -> Streamed:
         """What makes the rounds of an asynchronous run, with what was under way when it stopped."""
@@ -440,13 +453,15 @@ class Served:
                 self._streamed.load(under_way)
         return self._streamed
 
-    def settings(self, t: int, parts: RunParts) -> dict[str, object]:
+    def settings(
+        self, t: int, parts: RunParts, users: KeyUsers | None = None
+    ) -> dict[str, object]:
         """Returns what devices are told of round t, but for the params of its sum."""
         ways = {
             DELIVERY_SETTING: self.fetched.about.name,
             AGGREGATION_SETTING: about_of(parts.aggregate).name,
         }
-        return {**round_settings(t, parts), **ways}
+        return {**round_settings(t, parts, users), **ways}
 
     def _cohort(self, t: int, parts: RunParts) -> Mapping[int, str]:
         """The devices of round t, number -> name, in the order asked."""

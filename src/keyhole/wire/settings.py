@@ -1,17 +1,20 @@
 """Reads and writes what the settings of a manifest say about updates: how long one may be, how it
-is weighted, and whether it goes in shares to two aggregators.
+is weighted, and whether it goes in shares to two aggregators; and tables of keys that choices read.
 """
 
 from __future__ import annotations
 
-from base64 import b64encode
+import zlib
+from base64 import b64decode, b64encode
 from collections.abc import Mapping
 from math import inf, nan
 from typing import Annotated
 
 import msgspec
+import numpy as np
 
 from keyhole.errors import InputError, RequestError
+from keyhole.keys.choice import KeyTable, KeyUsers
 from keyhole.primitives.report import METRIC_NAME
 from keyhole.server.inputs import UNBOUND, InputBound
 
@@ -99,3 +102,81 @@ def refuse_clear(settings: Mapping[str, object]) -> None:
             "update in the clear; expected shares, sent to both; no update was taken; start the "
             "device with --aggregators"
         )
+
+
+NORMS_SETTING, USERS_SETTING = "key_norms", "key_users"
+_MAX_TABLE = 4 << 20  # bytes of the tables of a round, which every device fetches with its manifest
+_MAX_KEYS = 1 << 28  # of one table: what a few bytes may unpack to
+
+
+class _Users(msgspec.Struct, frozen=True):
+    clients: Annotated[int, msgspec.Meta(ge=1)]
+    tables: dict[str, str]
+
+
+def facts_settings(
+    norms: Mapping[str, KeyTable] | None, users: KeyUsers | None
+) -> dict[str, object]:
+    """Returns what the settings of a manifest tell choices of keys: norms of last updates, and how
+    many clients have each key.
+
+    Raises:
+        InputError: the tables are too large to go with every manifest.
+    """
+    told: dict[str, object] = {}
+    if norms is not None:
+        told[NORMS_SETTING] = {name: _packed(table) for name, table in norms.items()}
+    if users is not None:
+        tables = {name: _packed(table) for name, table in users.tables.items()}
+        told[USERS_SETTING] = {"clients": users.clients, "tables": tables}
+    size = len(msgspec.json.encode(told))
+    if size > _MAX_TABLE:
+        raise InputError(
+            f"what a choice needs to know of keys is too large to go with a round: got {size} "
+            f"bytes; expected {_MAX_TABLE} or fewer; choose keys another way, or give devices a "
+            "table with tf_idf_by"
+        )
+    return told
+
+
+def facts_in(
+    settings: Mapping[str, object],
+) -> tuple[dict[str, KeyTable] | None, KeyUsers | None]:
+    """Returns the norms and the users that a round tells, None where it tells none.
+
+    Raises:
+        InputError: they are no tables of keys.
+    """
+    norms, users = settings.get(NORMS_SETTING), settings.get(USERS_SETTING)
+    try:
+        by_name = msgspec.convert(norms, dict[str, str] | None)
+        told = msgspec.convert(users, _Users | None)
+        known = None if by_name is None else {n: _unpacked(text) for n, text in by_name.items()}
+        if told is None:
+            return known, None
+        tables = {name: _unpacked(text) for name, text in told.tables.items()}
+        return known, KeyUsers(told.clients, lambda: tables)
+    except (msgspec.ValidationError, ValueError, zlib.error) as error:
+        raise InputError(
+            f"what a round tells of keys makes no sense: got {error}; expected tables as "
+            "docs/wire.md describes them; ask the trainer for another round"
+        ) from error
+
+
+def _packed(table: KeyTable) -> str:
+    """Steps from key to key, uint64, then values, float32: compressed, in base64."""
+    steps = np.diff(table.keys, prepend=0).astype("<u8")
+    body = steps.tobytes() + table.values.astype("<f4").tobytes()
+    return b64encode(zlib.compress(body, 9)).decode("ascii")
+
+
+def _unpacked(text: str) -> KeyTable:
+    unpack = zlib.decompressobj()
+    body = unpack.decompress(b64decode(text, validate=True), 12 * _MAX_KEYS)
+    count, rest = divmod(len(body), 12)
+    if rest or not unpack.eof:
+        raise ValueError(f"a table of {len(body)} bytes")
+    keys = np.cumsum(np.frombuffer(body, "<u8", count)).astype(np.int64)
+    if count and (keys[0] < 0 or (np.diff(keys) <= 0).any()):
+        raise ValueError("keys that do not rise")
+    return KeyTable(keys, np.frombuffer(body, "<f4", count, 8 * count).astype(np.float64))
