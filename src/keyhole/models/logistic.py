@@ -194,16 +194,18 @@ _SURE = 2.0**-24  # a probability in float32 that is wrong by more counts as wro
 def _cross_entropy(errors: Array) -> float:
     """The loss of an example, of its probabilities minus its tags: the sum of -log(1 - |error|).
 
-    A logarithm takes one number at a time. Products of 32 factors, none below 2^-24, take vectors.
+    A logarithm takes one number at a time, and is taken of a product: 32 factors, none below 2^-24,
+    take vectors and stay above 2^-768.
     """
-    total = 0.0
+    total, product = 0.0, 1.0
     for start in range(0, len(errors), 32):
-        product = 1.0
+        if product < 2.0**-200:
+            total -= np.log(product)
+            product = 1.0
         for t in range(start, min(start + 32, len(errors))):
             right = 1.0 - abs(np.float64(errors[t]))
             product *= _SURE if right < _SURE else right
-        total -= np.log(product)
-    return total
+    return total - np.log(product)
 
 
 def tag_regression(words: int = 10_000, tags: int = 500) -> Model:
