@@ -9,6 +9,9 @@ from scipy import stats
 
 import keyhole as kh
 from keyhole.errors import InputError
+from keyhole.experiments.report.page import Section, make_page
+from keyhole.experiments.report.reading import read_results
+from keyhole.experiments.report.tables import make_table
 from tests.front.test_train import ITEMS, SETTINGS, make_task
 
 EACH_ROUND = {**SETTINGS, "evaluate_every": 1}
@@ -46,6 +49,21 @@ def test_bytes_stand_beside_broadcast(arms):
     assert full.broadcast_bytes == few.broadcast_bytes == 2 * 4 * ITEMS
     assert full.bytes_per_round == pytest.approx(full.broadcast_bytes, rel=0.05)
     assert 40 <= few.bytes_per_round < full.bytes_per_round / 3
+
+
+def test_tables_name_what_a_run_started_from(arms, tmp_path):
+    full, few = arms
+    on = kh.train(make_task(), rounds=1, trials=3, start=full, out=tmp_path / "on", **EACH_ROUND)
+    found = kh.compare(few, on)
+    lines = str(found).splitlines()
+    assert lines[0].split()[:3] == ["run", "start", "mse"]
+    assert [line.split()[1] for line in lines[1:]] == ["-", "full"]
+    assert [row["start"] for row in csv.DictReader(io.StringIO(found.to_csv()))] == ["", "full"]
+    (runs,) = read_results(few.directory, on.directory)
+    table = make_table(runs)
+    at = table.header.index("start")
+    assert {row[0].split("/")[-1]: row[at] for row in table.cells} == {"top_5": "-", "on": "full"}
+    assert "full" in make_page("runs", [Section(runs, table, {})])
 
 
 def test_the_table_prints_and_is_latex(arms, tmp_path):

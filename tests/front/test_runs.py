@@ -30,7 +30,11 @@ def test_an_opened_run_is_the_one_that_was_trained(kept):
         assert np.array_equal(run.model(trial)["score"], kept.model(trial)["score"])
     assert run.records(1) == kept.records(1) != run.records(0)
     assert repr(run) == repr(kept)
-    assert run.evaluate(trial=1) == {"mse": pytest.approx(kept.trials[1].result.metrics["mse"])}
+    (one,) = run.evaluate_spreads(trials=[1]).values()
+    assert (one.mean, one.interval) == (pytest.approx(kept.trials[1].result.metrics["mse"]), None)
+    both = run.evaluate_spreads()["mse"]
+    assert both.interval == pytest.approx(run.spreads["mse"].interval)
+    assert run.evaluate() == {"mse": both.mean}
 
 
 def test_records_and_curves_need_no_task(kept):
@@ -67,13 +71,14 @@ def test_metrics_can_be_thought_of_afterwards(kept):
     def bias(outputs, examples):
         return np.mean(outputs - examples["label"])
 
-    model, test = kept.model()["score"], pooled("test")
+    models, test = [kept.model(trial)["score"] for trial in (0, 1)], pooled("test")
     found = kept.evaluate({"bias": bias, "mse": mse})
-    assert found["bias"] == pytest.approx(np.mean(model[test["item"]] - test["label"]), abs=1e-6)
+    biases = [np.mean(model[test["item"]] - test["label"]) for model in models]
+    assert found["bias"] == pytest.approx(np.mean(biases), abs=1e-6)
     assert found["mse"] == pytest.approx(kept.evaluate()["mse"])
     train = pooled("train")
-    expected = np.mean((model[train["item"]] - train["label"]) ** 2)
-    assert kept.evaluate({"mse": mse}, "train") == {"mse": pytest.approx(expected)}
+    errors = [np.mean((model[train["item"]] - train["label"]) ** 2) for model in models]
+    assert kept.evaluate({"mse": mse}, "train") == {"mse": pytest.approx(np.mean(errors))}
 
 
 @pytest.mark.parametrize(
@@ -149,6 +154,8 @@ def test_a_run_starts_from_the_model_of_another(kept, tmp_path):
         assert np.array_equal(run.model(trial)["score"], kept.model(trial)["score"])
     again = kh.train(make_task(), rounds=2, m=5, trials=2, start=kept, out=tmp_path / "a", **still)
     assert again.rounds == 2
+    assert again.start == kept.label
+    assert f"from {kept.label}" in repr(again)
     assert kh.open_run(tmp_path / "a", task=make_task()).resume(3).rounds == 3
 
 

@@ -102,6 +102,7 @@ def run_trials(
     from keyhole.cli.bars import progress_bars
     from keyhole.experiments.experiment import hold_here
     from keyhole.experiments.trackers import run_tracked
+    from keyhole.experiments.trial import rounds_kept
     from keyhole.rounds.cores import Cores
     from keyhole.signals import stop_on_signals
 
@@ -140,7 +141,8 @@ def run_trials(
                     hold=hold or hold_here,
                 )
             if result is None:
-                click.echo(f"{directory} keeps {_rounds_kept(directory)}", err=True)
+                kept = f"keeps {rounds_kept(directory)} finished rounds"
+                click.echo(f"{directory} {kept}; the same command resumes it", err=True)
                 raise click.Abort
             bars.update(bar, visible=False)
             bars.advance(whole)
@@ -150,13 +152,6 @@ def run_trials(
 def _tell_if_empty(record: RoundRecord) -> None:
     if record.is_skipped:
         tell("trainer", "round empty", record.told, "warning", round=record.round)
-
-
-def _rounds_kept(directory: Path) -> str:
-    """What a trial that was interrupted has on disk."""
-    path = directory / "records.jsonl"
-    made = path.read_bytes().count(b"\n") if path.exists() else 0
-    return f"{made} finished rounds; the same command resumes it"
 
 
 def skipped_line(directory: Path, records: Sequence[RoundRecord]) -> str:

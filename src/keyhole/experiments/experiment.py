@@ -30,6 +30,7 @@ from keyhole.experiments.specs import TASK, name_of
 from keyhole.experiments.task import Metrics, TaskKind, TaskParts, choices_of, localize_of
 from keyhole.experiments.trial import (
     Result,
+    Start,
     begin_trial,
     digest_of,
     read_result,
@@ -83,19 +84,6 @@ def _no_metrics(_: ServerState) -> Mapping[str, float]:
 def hold_here(state: ServerState) -> ServerState:
     """Keeps the state in this process."""
     return state
-
-
-@dataclass(frozen=True, eq=False)
-class Start:
-    """The model that a trial starts from, in place of a new one; the optimizer starts anew.
-
-    Args:
-        identity: what tells it from others, as `identity_of` gives it.
-        model: returns the parameters; called where a trial begins, not where it is resumed.
-    """
-
-    identity: str
-    model: Callable[[], Tree]
 
 
 LIBRARIES = ("keyhole", "numpy", "jax", "numba")
@@ -461,6 +449,7 @@ class Experiment:
             "titles": {
                 "delivery": self._delivery.about.title,
                 "aggregation": about_of(self._aggregate).title,
+                **({} if start is None else {"start": start.name}),
             },
             "metric": self.kind.metric,
             "curve": self._curve_split,

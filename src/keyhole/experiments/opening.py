@@ -14,9 +14,9 @@ from keyhole.data.federated import Dataset
 from keyhole.data.open import SYNTHETIC_KINDS, import_dataset, make_synthetic
 from keyhole.errors import InputError
 from keyhole.experiments import task_named
-from keyhole.experiments.experiment import DATASET, Experiment, Start
+from keyhole.experiments.experiment import DATASET, Experiment
 from keyhole.experiments.specs import SYNTHETIC
-from keyhole.experiments.trial import read_result
+from keyhole.experiments.trial import Start, read_result
 from keyhole.identity import Ref
 from keyhole.parts import resolve, running
 from keyhole.rounds.spec import RunSpec
@@ -140,7 +140,7 @@ def open_trials(
     first = first.changed({"rounds": max(spec.rounds for spec, _ in asked.values())})
     dataset = data if isinstance(data, Dataset) else open_data(first, data, find=find)
     starts = {
-        spec.trial: Start(told["start"], _not_stored)
+        spec.trial: Start(told["start"], _not_stored, told["titles"]["start"])
         for spec, told in asked.values()
         if "start" in told
     }

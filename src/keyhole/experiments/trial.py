@@ -10,7 +10,7 @@ of none.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from keyhole.arrays import Tree
 from keyhole.errors import InputError
 from keyhole.files import make_directory, replacing, write_all
 from keyhole.rounds.fields import flatten, typed
@@ -31,6 +32,21 @@ from keyhole.rounds.spec import RunSpec
 from keyhole.server.store import drop_unused_store, holds_store
 
 _RUN, _RESULT, _CLOCK, _RECORDS = "run.json", "result.json", "clock.json", "records.jsonl"
+
+
+@dataclass(frozen=True, eq=False)
+class Start:
+    """The model that a trial starts from, in place of a new one; the optimizer starts anew.
+
+    Args:
+        identity: what tells it from others, as `identity_of` gives it.
+        model: returns the parameters; called where a trial begins, not where it is resumed.
+        name: what tables call it.
+    """
+
+    identity: str
+    model: Callable[[], Tree]
+    name: str
 
 
 @dataclass(frozen=True)
@@ -126,6 +142,12 @@ def find_result(directory: Path) -> Result | None:
     is not compared."""
     path = directory / _RESULT
     return _read_as(path, Result) if path.exists() else None
+
+
+def rounds_kept(directory: Path) -> int:
+    """Returns how many rounds of a trial are on disk."""
+    records = read_records(directory / _RECORDS)
+    return records[-1].round + 1 if records else 0
 
 
 def start_over(directory: Path, asked: Mapping[str, Any]) -> tuple[str, ...]:

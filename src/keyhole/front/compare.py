@@ -12,6 +12,7 @@ import numpy as np
 
 from keyhole.errors import InputError
 from keyhole.experiments.report.writing import (
+    NOTHING,
     csv_table,
     latex_table,
     write_interval,
@@ -44,6 +45,7 @@ class ComparedRun:
         trials: those that are finished.
         bytes_per_round: what a client received and sent in a round, on average.
         broadcast_bytes: what it would receive and send of the whole model.
+        start: what its model started from, where that is no new one.
         differences: name -> what this run has more than the first, trial by trial; empty for the
             first, and where the two do not share seed and data.
     """
@@ -54,6 +56,7 @@ class ComparedRun:
     rounds: int
     bytes_per_round: float
     broadcast_bytes: int
+    start: str
     differences: Mapping[str, Difference]
 
 
@@ -119,19 +122,32 @@ class Comparison:
     def to_latex(self, path: str | Path | None = None) -> str:
         """Returns the table for LaTeX with the package booktabs; writes it to a file, too, if one
         is given."""
-        return _written(latex_table(self._cells(), 1), path)
+        return _written(latex_table(self._cells(), 1 + self._has_starts), path)
 
     def _cells(self) -> list[list[str]]:
         """The table as text, header first."""
         against = self.rows[0].label
-        header = ["run", *self.metrics, "trials", "rounds", "KB a round", "of broadcast"]
+        header = [
+            "run",
+            *(["start"] if self._has_starts else []),
+            *self.metrics,
+            "trials",
+            "rounds",
+            "KB a round",
+            "of broadcast",
+        ]
         for metric in self.metrics:
             header += [f"{metric} - {against}", "p"]
         return [header, *(self._row(row) for row in self.rows)]
 
+    @property
+    def _has_starts(self) -> bool:
+        return any(row.start for row in self.rows)
+
     def _row(self, row: ComparedRun) -> list[str]:
         share = row.bytes_per_round / row.broadcast_bytes
-        cells = [row.label, *(write_interval(row.metrics.get(name)) for name in self.metrics)]
+        cells = [row.label, *([row.start or NOTHING] if self._has_starts else [])]
+        cells += [*(write_interval(row.metrics.get(name)) for name in self.metrics)]
         kilobytes = row.bytes_per_round / 1000
         cells += [str(row.trials), str(row.rounds)]
         cells.append(f"{kilobytes:,.1f}" if kilobytes >= 10 else f"{kilobytes:.3g}")
@@ -158,7 +174,7 @@ def compare(*runs: Comparable, **named: Comparable) -> Comparison:
     found: dict[str, TrainedRun] = {}
     for label, given in opened:
         run = given if isinstance(given, TrainedRun) else open_run(given)
-        wanted = label or _label_of(run)
+        wanted = label or run.label
         same = [each for each in found if each == wanted or each.startswith(f"{wanted} (")]
         found[f"{wanted} ({len(same) + 1})" if same else wanted] = run
     if len(found) < 2:
@@ -166,18 +182,6 @@ def compare(*runs: Comparable, **named: Comparable) -> Comparison:
             f"nothing to compare with: got {len(found)} runs; expected two or more; pass another"
         )
     return Comparison(found)
-
-
-def _label_of(run: TrainedRun) -> str:
-    """The name of a run's directory, or its keys per client."""
-    if run.directory is not None:
-        place = run.directory.resolve()
-        return place.parent.name if (place / "run.json").exists() else place.name
-    counts = {space: keys.count for space, keys in run.spec.keys.items()}
-    if len(counts) == 1:
-        (m,) = counts.values()
-        return "all keys" if m is None else f"m = {m}"
-    return ", ".join(f"{space} {'all' if m is None else m}" for space, m in counts.items())
 
 
 def _compared(label: str, run: TrainedRun, first: TrainedRun) -> ComparedRun:
@@ -190,6 +194,7 @@ def _compared(label: str, run: TrainedRun, first: TrainedRun) -> ComparedRun:
         run.rounds,
         float(np.mean(moved)) if moved else math.nan,
         run.trials[0].broadcast_bytes,
+        run.start,
         {} if run is first else differences(_trials_of(first), _trials_of(run)),
     )
 
@@ -200,12 +205,12 @@ def _trials_of(run: TrainedRun) -> ArmTrials:
     return ArmTrials((run.spec.seed, run.trials[0].asked["dataset"]), found)
 
 
-_COLUMNS = ("run", "metric", *NUMBERS, "rounds", "bytes_per_round", "broadcast_bytes")
+_COLUMNS = ("run", "metric", *NUMBERS, "rounds", "bytes_per_round", "broadcast_bytes", "start")
 
 
 def _plain(row: ComparedRun, metric: str) -> dict[str, Any]:
     """A run and a metric as numbers; nothing where there is none."""
-    costs = {name: getattr(row, name) for name in _COLUMNS[-3:]}
+    costs = {name: getattr(row, name) for name in _COLUMNS[-4:]}
     numbers = numbers_of(row.metrics.get(metric), row.differences.get(metric))
     return {"run": row.label, "metric": metric, **numbers, **costs}
 

@@ -20,7 +20,7 @@ from keyhole.experiments.experiment import Experiment
 from keyhole.experiments.opening import SavedTrial
 from keyhole.experiments.statistics import Spread, spread_of
 from keyhole.experiments.trackers import Tracked, Tracker, run_tracked, trackers_of
-from keyhole.experiments.trial import Result
+from keyhole.experiments.trial import Result, rounds_kept
 from keyhole.front.task import Metric, measure
 from keyhole.parts import near_miss
 from keyhole.rounds.cores import Cores
@@ -90,7 +90,25 @@ class TrainedRun:
     def __repr__(self) -> str:
         found = ", ".join(f"{name} {value:.4g}" for name, value in self.metrics.items())
         place = "" if self.directory is None else f" in {self.directory}"
+        place += f" from {self.start}" if self.start else ""
         return f"<run of {self.spec.task}: {self.rounds} rounds{place}; {found or 'no metrics'}>"
+
+    @property
+    def label(self) -> str:
+        """What tables call it: the name of its directory, or its keys per client."""
+        if self.directory is not None:
+            place = self.directory.resolve()
+            return place.parent.name if (place / "run.json").exists() else place.name
+        counts = {space: keys.count for space, keys in self.spec.keys.items()}
+        if len(counts) == 1:
+            (m,) = counts.values()
+            return "all keys" if m is None else f"m = {m}"
+        return ", ".join(f"{space} {'all' if m is None else m}" for space, m in counts.items())
+
+    @property
+    def start(self) -> str:
+        """What its model started from: the label of another run, "parameters", or nothing."""
+        return str(self.trials[0].asked["titles"].get("start", ""))
 
     @cached_property
     def experiment(self) -> Experiment:
@@ -129,19 +147,40 @@ class TrainedRun:
         return self._trial(trial).state().model()
 
     def evaluate(
-        self, metrics: Mapping[str, Metric] | None = None, split: str = "test", trial: int = 0
+        self, metrics: Mapping[str, Metric] | None = None, split: str = "test"
     ) -> dict[str, float]:
-        """Returns metrics of the trained model on a split.
+        """Returns metrics of the trained model on a split, means over trials; see
+        `evaluate_spreads`."""
+        found = self.evaluate_spreads(metrics, split)
+        return {name: spread.mean for name, spread in found.items()}
+
+    def evaluate_spreads(
+        self,
+        metrics: Mapping[str, Metric] | None = None,
+        split: str = "test",
+        trials: Sequence[int] | None = None,
+    ) -> dict[str, Spread]:
+        """Returns metrics of the trained models on a split, with deviation and 95 % interval over
+        trials.
 
         Args:
             metrics: name -> `(outputs, examples) -> number`, of a `Task`; None for the task's own.
             split: of the data, such as "train", "validation" or "test".
-            trial: whose model is measured.
+            trials: whose models are measured; None for all.
 
         Raises:
             InputError: there is no such split or trial, or a metric returns no number.
         """
-        task = self.experiment.task
+        numbers = range(len(self.trials)) if trials is None else trials
+        told = [self._evaluate(metrics, split, number) for number in numbers]
+        found = {name: spread_of([each[name] for each in told]) for name in (told or [{}])[0]}
+        return {name: spread for name, spread in found.items() if spread is not None}
+
+    def _evaluate(
+        self, metrics: Mapping[str, Metric] | None, split: str, trial: int
+    ) -> dict[str, float]:
+        """Metrics of one trial's model."""
+        state, task = self._trial(trial).state, self.experiment.task
         found: Mapping[str, Any] = task.metrics if metrics is None else task.predictions
         if metrics is not None and not found:
             raise InputError(
@@ -153,10 +192,9 @@ class TrainedRun:
                 f"the data have no such split: got {split!r}; expected {', '.join(found)}; "
                 f"{near_miss(split, found)}"
             )
-        state = self._trial(trial).state()
-        return (
-            dict(found[split](state)) if metrics is None else measure(metrics, *found[split](state))
-        )
+        if metrics is None:
+            return dict(found[split](state()))
+        return measure(metrics, *found[split](state()))
 
     def frame(self) -> Any:
         """Returns a pandas frame with a row for each trial and round: metrics, means of what
@@ -313,7 +351,7 @@ def run_trial(
     them, or in this process. Ctrl-C ends it after the round under way, which is kept."""
     ended: list[Run] = []
     records: list[RoundRecord] = []
-    made = rounds_kept(directory)
+    made = 0 if directory is None else rounds_kept(directory)
     shown = progress if callable(progress) else printed(experiment.spec.rounds, progress, made)
 
     def note(record: RoundRecord) -> None:
@@ -342,12 +380,6 @@ def run_trial(
         return TrainedTrial(trial, asked, records, result, lambda: run.state)
     state = SavedTrial(directory, experiment).state
     return TrainedTrial(trial, asked, read_records(directory / "records.jsonl"), result, state)
-
-
-def rounds_kept(directory: Path | None) -> int:
-    """Returns how many rounds of a trial are on disk."""
-    records = [] if directory is None else read_records(directory / "records.jsonl")
-    return records[-1].round + 1 if records else 0
 
 
 def _interrupted(directory: Path | None) -> str:

@@ -14,8 +14,9 @@ import numpy as np
 from keyhole import tree
 from keyhole.arrays import Tree
 from keyhole.errors import InputError
-from keyhole.experiments.experiment import Experiment, Start
+from keyhole.experiments.experiment import Experiment
 from keyhole.experiments.trackers import Tracked, trackers_of
+from keyhole.experiments.trial import Start
 from keyhole.front.devices import Devices
 from keyhole.front.run import TrainedRun, run_trial
 from keyhole.front.task import Task, check_choice
@@ -111,17 +112,21 @@ def _starts(start: TrainedRun | Tree | None, trials: int) -> dict[int, Start]:
     if start is None:
         return {}
     if not isinstance(start, TrainedRun):
-        given = {name: np.asarray(leaf) for name, leaf in tree.flatten(start).items()}
-        return dict.fromkeys(range(trials), Start(identity_of(given), lambda: start))
+        return dict.fromkeys(range(trials), _start_from(start, "parameters"))
     count = len(start.trials)
     if count not in (1, trials) and count < trials:
         raise InputError(
             f"the run to start from has too few trials: got {count}; expected 1, or {trials} or "
             "more; ask for fewer trials"
         )
-    models = [start.model(trial) for trial in range(min(count, trials))]
-    found = [_starts(model, 1)[0] for model in models]
+    found = [_start_from(start.model(t), start.label) for t in range(min(count, trials))]
     return {trial: found[trial if count > 1 else 0] for trial in range(trials)}
+
+
+def _start_from(model: Tree, name: str) -> Start:
+    """Parameters as a start, with an identity of their names and numbers."""
+    given = {path: np.asarray(leaf) for path, leaf in tree.flatten(model).items()}
+    return Start(identity_of(given), lambda: model, name)
 
 
 def _spec_and_parts(

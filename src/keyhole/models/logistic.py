@@ -6,6 +6,8 @@ over the words that occur, at a cost that does not depend on the number of keys.
 
 from __future__ import annotations
 
+from math import log
+
 import jax
 import jax.numpy as jnp
 import numba
@@ -200,12 +202,12 @@ def _cross_entropy(errors: Array) -> float:
     total, product = 0.0, 1.0
     for start in range(0, len(errors), 32):
         if product < 2.0**-200:
-            total -= np.log(product)
+            total -= log(product)
             product = 1.0
         for t in range(start, min(start + 32, len(errors))):
             right = 1.0 - abs(np.float64(errors[t]))
             product *= _SURE if right < _SURE else right
-    return total - np.log(product)
+    return total - log(product)
 
 
 def tag_regression(words: int = 10_000, tags: int = 500) -> Model:

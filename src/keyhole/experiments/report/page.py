@@ -175,6 +175,7 @@ def _settings(sweep: SweepResults) -> str:
         "data": _values(map(_data, trials)) or sweep.data,
         "task": _values(trial.spec.task for trial in trials),
         "seed": _values(trial.spec.seed for trial in trials),
+        "start": _values(trial.start for trial in trials),
         "trials": str(sweep.trials),
     }
     for name in dict.fromkeys(name for trial in trials for name in trial.settings):

@@ -131,6 +131,12 @@ class Trial:
         """How many it ran, or will run."""
         return self.result.rounds if self.result is not None else self.rounds_planned
 
+    @property
+    def start(self) -> str | None:
+        """What its model started from, None for a new one."""
+        found = self.run.get("titles", {}).get("start")
+        return None if found is None else str(found)
+
     def title(self, part: Literal["delivery", "aggregation"]) -> str:
         """What the run's delivery or aggregation calls itself."""
         titles = self.run.get("titles", {})

@@ -244,13 +244,13 @@ def _facts(sweep: SweepResults) -> Iterator[RunFacts]:
 
 
 def _settings_of(trial: Trial) -> dict[str, str]:
-    """Data, seed and settings as text; rounds have a column, the optimizer is in the name."""
+    """Data, seed, start and settings as text; rounds have a column, the optimizer a name."""
     usual = {
         name: value
         for name, value in trial.settings.items()
         if name != "rounds" and not name.startswith("server.optimizer")
     }
-    told = {"data": trial.spec.data.name, "seed": trial.spec.seed, **usual}
+    told = {"data": trial.spec.data.name, "seed": trial.spec.seed, "start": trial.start, **usual}
     return {name: NOTHING if value is None else str(value) for name, value in told.items()}
 
 
