@@ -46,6 +46,24 @@ def test_every_option_is_explained():
                 assert option.help, f"{command} --{option.name}"
 
 
+def commands_of(command, context):
+    """A command and all below it, each with its context."""
+    yield command, context
+    for name in command.list_commands(context) if isinstance(command, click.Group) else ():
+        inner = command.get_command(context, name)
+        yield from commands_of(inner, click.Context(inner, context, name))
+
+
+def test_help_of_every_command_fits_80_columns_and_shows_every_default():
+    top = click.Context(cli.keyhole, max_content_width=80, terminal_width=80, show_default=True)
+    for command, context in commands_of(cli.keyhole, top):
+        lines = command.get_help(context).splitlines()
+        assert max(map(len, lines)) <= 80, command.name
+        for param in command.params if context is not top else ():
+            shown = param.get_help_record(context) if isinstance(param, click.Option) else None
+            assert shown is None or re.search("required|default: .", shown[1]), shown
+
+
 @pytest.mark.parametrize("name", ["serve", "device", "relay", "aggregator", "plan"])
 def test_help_has_every_option_in_a_section_by_role(name):
     command = cli.keyhole.get_command(None, name)

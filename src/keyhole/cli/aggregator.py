@@ -16,7 +16,13 @@ from keyhole.cli.listening import (
     listen_options,
     serve_with,
 )
-from keyhole.cli.options import DIRECTORY, EXISTING_FILE, GroupedCommand, GroupedOption, NumberRange
+from keyhole.cli.options import (
+    DIRECTORY,
+    EXISTING_FILE,
+    GroupedCommand,
+    NumberRange,
+    option,
+)
 from keyhole.cli.sums import shared_names
 
 if TYPE_CHECKING:
@@ -40,72 +46,66 @@ if TYPE_CHECKING:
     },
 )
 @click.argument("directory", type=DIRECTORY)
-@click.option("--party", required=True, type=click.IntRange(0, 1), help="Which of the two this is.")
-@click.option("--peer", required=True, metavar="URL", help="The other aggregator.")
-@click.option(
-    "--peer-key", required=True, type=EXISTING_FILE, help="Keys that both aggregators have."
-)
-@click.option(
+@option("--party", required=True, type=click.IntRange(0, 1), help="Which of the two this is.")
+@option("--peer", required=True, metavar="URL", help="The other aggregator.")
+@option("--peer-key", required=True, type=EXISTING_FILE, help="Keys that both aggregators have.")
+@option(
     "--peer-ca", type=EXISTING_FILE, help="Authorities to trust there, instead of the system's."
 )
-@click.option(
-    "--peer-cert", type=EXISTING_FILE, help="Certificate to show there, where it asks for one."
-)
-@click.option("--peer-cert-key", type=EXISTING_FILE, help="Its private key.")
-@click.option(
+@option("--peer-cert", type=EXISTING_FILE, help="Certificate to show there, where it asks for one.")
+@option("--peer-cert-key", type=EXISTING_FILE, help="Its private key.")
+@option(
     "--token-key",
     required=True,
     type=EXISTING_FILE,
     help="Keys that sign tokens of devices. With those of the slice service, devices show the "
     "token of the round; with keys of its own, devices need a token of this aggregator.",
 )
-@click.option(
+@option(
     "--trainer-key", required=True, type=EXISTING_FILE, help="Keys that sign tokens of trainers."
 )
 @deny_option
 @listen_options(8110)
-@click.option(
+@option(
     "--aggregation",
     metavar=f"{SHARED}|module:NAME",
     default=SHARED,
     help="How shares are added up; your own runs with the rights of this process.",
 )
-@click.option(
+@option(
     "--min-clients",
-    cls=GroupedOption,
     type=click.IntRange(1),
     show_default="two thirds of the cohort; 2 with noise from 0.5",
     help="Take part in no sum that may be released with fewer.",
 )
-@click.option(
+@option(
     "--close-after",
     default=86_400.0,
     type=click.FloatRange(0, min_open=True),
     metavar="SECONDS",
     help="Close a sum that has been open for this long, without its trainer.",
 )
-@click.option(
+@option(
     "--max-epsilon",
-    cls=GroupedOption,
     type=NumberRange(0, min_open=True),
     help="Take part in no sum that would spend more of a device's privacy, over all runs; "
     "`keyhole privacy` shows what is spent.",
     show_default="no bound",
 )
-@click.option(
+@option(
     "--delta",
     default=1e-6,
     type=NumberRange(0, 1, min_open=True, max_open=True),
     help="For which --max-epsilon holds.",
 )
-@click.option("--max-sums", default=4, type=click.IntRange(1, 1024), help="Max sums at a time.")
-@click.option(
+@option("--max-sums", default=4, type=click.IntRange(1, 1024), help="Max sums at a time.")
+@option(
     "--max-table-mb",
     default=2048,
     type=click.IntRange(1),
     help="Max size of one sum; adding up takes the same amount of memory.",
 )
-@click.option(
+@option(
     "--max-body-mb",
     default=64,
     type=click.IntRange(1, 4096),

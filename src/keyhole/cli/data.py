@@ -12,12 +12,12 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from keyhole.cli.bars import progress_bars
-from keyhole.cli.options import DIRECTORY, GroupedOption, NumberRange, refuse
+from keyhole.cli.options import DIRECTORY, NumberRange, option, refuse
 from keyhole.cli.screen import import_shown
 from keyhole.data.cache import DatasetManifest, cache_root, find_imported, read_manifest
 from keyhole.data.open import SHARED, data_folder, find_current, find_dataset, list_datasets, verify
 
-_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+_JSON = option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 @click.group()
@@ -53,7 +53,7 @@ def list_(as_json: bool) -> None:
 
 @data.command()
 @click.argument("source", metavar="NAME|PATH")
-@click.option("--verify", "is_checked", is_flag=True, help="Compute all checksums again.")
+@option("--verify", "is_checked", is_flag=True, help="Compute all checksums again.")
 @_JSON
 def info(source: str, is_checked: bool, as_json: bool) -> None:
     """Show counts, licence, source and checksums of an imported dataset."""
@@ -69,32 +69,29 @@ def info(source: str, is_checked: bool, as_json: bool) -> None:
 
 @data.command("import")
 @click.argument("source", metavar="PATH")
-@click.option("--client", metavar="COLUMN", help="A table of your own: whose row it is.")
-@click.option(
+@option("--client", metavar="COLUMN", help="A table of your own: whose row it is.")
+@option(
     "--input",
     metavar="COLUMN=SPACE",
     multiple=True,
     help="With --client: a column that names keys of a key space; may be given again.",
 )
-@click.option("--target", metavar="COLUMN", help="With --client: the column that is predicted.")
-@click.option(
+@option("--target", metavar="COLUMN", help="With --client: the column that is predicted.")
+@option(
     "--hold-out",
     type=NumberRange(0, 1, min_open=True, max_open=True),
-    cls=GroupedOption,
     show_default="0.1",
     help="With --client: the share that is set aside to test on.",
 )
-@click.option(
+@option(
     "--by",
     type=click.Choice(["client", "time", "within"]),
-    cls=GroupedOption,
     show_default="client",
     help="With --client: set aside clients, the latest rows of all, or some of each client.",
 )
-@click.option("--time", metavar="COLUMN", help="With --by: the column of times.")
-@click.option(
+@option("--time", metavar="COLUMN", help="With --by: the column of times.")
+@option(
     "--name",
-    cls=GroupedOption,
     show_default="the file's",
     help="With --client: the name of the dataset.",
 )
@@ -150,21 +147,20 @@ def _import_own(path: Path, client: str, own: dict[str, Any]) -> tuple[Path, boo
 @data.command()
 @click.argument("name")
 @click.argument("sources", metavar="FROM...", nargs=-1, required=True)
-@click.option(
+@option(
     "--out",
     type=DIRECTORY,
     help="Folder that it is written to.",
-    cls=GroupedOption,
     show_default="the folder KEYHOLE_DATA",
 )
 def make(name: str, sources: tuple[str, ...], out: Path | None) -> None:
     """Make a data file of the experiments from what its source publishes, unpacked.
 
     \b
-    femnist, femnist_mini              LEAF's folder with train and test, or NIST's
-                                       with by_class and by_write
+    femnist, femnist_mini              LEAF's folder with train and test, or
+                                       NIST's with by_class and by_write
     stackexchange, stackexchange_mini  folders of Stack Exchange dumps (Posts.xml)
-    movielens_small                    ml-latest-small of GroupLens, folder or .zip
+    movielens_small                    ml-latest-small of GroupLens, folder or zip
     """
     from keyhole.data.make import make_file
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from keyhole.cli.options import json_option, out_option
+from keyhole.cli.options import json_option, option, out_option
 from keyhole.cli.runs import start_jax
 from keyhole.cli.spec_options import seed_option
 from keyhole.files import make_directory, storage_errors
@@ -33,7 +33,7 @@ LOG_EVERY = 10
 
 
 @click.command()
-@click.option("--rounds", default=40, type=click.IntRange(1, 10_000), help="Rounds of training.")
+@option("--rounds", default=40, type=click.IntRange(1, 10_000), help="Rounds of training.")
 @seed_option
 @out_option("keyhole-demo", "Where the picture and the table are written.")
 @json_option

@@ -19,9 +19,9 @@ from keyhole.cli.options import (
     DIRECTORY,
     FILE,
     GroupedCommand,
-    GroupedOption,
     NameOr,
     log_options,
+    option,
 )
 from keyhole.cli.own_data import OwnData
 from keyhole.cli.runs import start_jax
@@ -150,98 +150,96 @@ def _pinned(path: Path | None) -> bytes | None:
     },
 )
 @click.argument("url")
-@click.option("--token-file", type=FILE, help="The token of this device, from the operator.")
-@click.option("--ca", type=FILE, help="PEM file of the authorities to trust.")
-@click.option("--cert", type=FILE, help="PEM file to show where the service asks for one.")
-@click.option("--key", type=FILE, help="Its private key.")
-@click.option(
+@option("--token-file", type=FILE, help="The token of this device, from the operator.")
+@option("--ca", type=FILE, help="PEM file of the authorities to trust.")
+@option("--cert", type=FILE, help="PEM file to show where the service asks for one.")
+@option("--key", type=FILE, help="Its private key.")
+@option(
     "--trainer-key",
     type=FILE,
     help="Public key of the trainer: rounds that it did not sign are refused.",
 )
-@click.option(
+@option(
     "--trust-service",
     is_flag=True,
     help="With --aggregators: take part without --trainer-key. A service that gives each device a "
     "round of its own can then read an update from the sum.",
 )
-@click.option("--insecure", is_flag=True, help="Speak plain http beyond this machine.")
-@click.option(
+@option("--insecure", is_flag=True, help="Speak plain http beyond this machine.")
+@option(
     "--cache",
     type=DIRECTORY,
     help="Keep slices here: those that have not changed are not sent again.",
 )
-@click.option(
+@option(
     "--states",
     type=DIRECTORY,
     help="Keep here what the client remembers between rounds, such as a personal head; it is never "
     "sent. In memory if left out.",
 )
-@click.option(
+@option(
     "--max-mb",
     type=click.IntRange(1),
     default=256,
     help="Refuse a slice or a segment of more megabytes.",
 )
-@click.option(
+@option(
     "--rounds",
-    cls=GroupedOption,
     type=click.IntRange(1),
     help="Number of rounds to take part in.",
     show_default="until stopped",
 )
-@click.option(
+@option(
     "--delivery",
-    cls=GroupedOption,
     type=NameOr(partial(delivery_names, lambda about: about.is_served)),
     show_default="those by the parties whose URLs are given",
     help="Take part only where rounds fetch slices in this way: by keys that the service sees, by "
     "downloading whole rounds, by private queries to two servers or to one, or through a relay "
     "that hides who asks.",
 )
-@click.option("--second", metavar="URL", help="With --delivery pir: the second server.")
-@click.option(
+@option("--second", metavar="URL", help="With --delivery pir: the second server.")
+@option(
     "--second-token-file",
     type=FILE,
     help="The token of this device there, from its operator; the other is never shown to it.",
 )
-@click.option(
+@option(
     "--anonymous",
     is_flag=True,
     help="With private queries: show servers tokens without a name, which the service signs blind.",
 )
-@click.option("--relay", metavar="URL", help="With --delivery relay: the relay.")
-@click.option(
+@option("--relay", metavar="URL", help="With --delivery relay: the relay.")
+@option(
     "--relay-token-file",
     type=FILE,
     help="The token of this device there, from its operator; no other is shown to it.",
 )
-@click.option(
+@option(
     "--gateway-config",
     type=FILE,
     help="With --delivery relay: the keys of the gateway, from its operator. Without, what "
     "relay and gateway say is compared.",
 )
 @device_sum_options
-@click.option(
+@option(
     "--task",
     metavar="NAME",
     help="Train as a client of this task, as `keyhole train` does: a name, or module:NAME.",
 )
-@click.option(
+@option(
     "--trust",
     multiple=True,
     metavar="MODULE",
     help="Let the run name parts of this Python module, such as a choice of keys. That of --task "
     "is trusted.",
 )
-@click.option(
+@option(
     "--client",
     type=click.IntRange(0),
     help="Simulate: be this client of the data, as `keyhole train` has it.",
     show_default="the data are this device's own",
 )
-@click.option(
+@option(
     "--data",
     metavar="PATH|NAME",
     help="This device's own examples: a .csv, .jsonl, .npz or .parquet file, a folder of them, or "
@@ -249,28 +247,27 @@ def _pinned(path: Path | None) -> bytes | None:
     "all clients, as for `keyhole train`.",
     show_default="synthetic with --client",
 )
-@click.option(
+@option(
     "--memory-mb",
     type=click.IntRange(1),
     help="Say at the check-in that this device has so much memory, as a power of two.",
 )
-@click.option(
+@option(
     "--tell-examples",
     is_flag=True,
     help="Say at the check-in how many examples it has, as a power of two.",
 )
-@click.option(
+@option(
     "--seed",
-    cls=GroupedOption,
     type=click.IntRange(0, 2**32 - 1),
     help="Rehearse: train with the random numbers of a run in process of this seed, and make "
     "synthetic data with it. A round never tells it.",
     show_default="random numbers of each round; synthetic data of seed 0",
 )
-@click.option("--table", help="Fetch slices of this table instead.")
-@click.option("--slices", metavar="KEY,KEY,...", help="Keys of those slices.")
+@option("--table", help="Fetch slices of this table instead.")
+@option("--slices", metavar="KEY,KEY,...", help="Keys of those slices.")
 @log_options("warning")
-@click.option("--out", type=FILE, help="Where they go: an .npz file, one array per parameter.")
+@option("--out", type=FILE, help="Where they go: an .npz file, one array per parameter.")
 def device(url: str, **options: Any) -> None:
     """Take part in the rounds of the slice service at URL, or fetch slices of it.
 

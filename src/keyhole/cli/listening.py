@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from keyhole.cli.options import EXISTING_FILE, Command, GroupedOption, log_options, options_of
+from keyhole.cli.options import (
+    EXISTING_FILE,
+    Command,
+    log_options,
+    option,
+    options_of,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,22 +37,20 @@ def listen_options(port: int) -> Callable[[Command], Command]:
     chain = "Certificate chain, PEM; without it plain HTTP."
     signed = "Demand client certificates signed by this, PEM."
     return options_of(
-        click.option("--host", default="127.0.0.1", help="Address to listen at."),
-        click.option("--port", default=port, type=click.IntRange(0, 65535), help=free),
-        click.option("--tls-cert", type=EXISTING_FILE, help=chain),
-        click.option(
+        option("--host", default="127.0.0.1", help="Address to listen at."),
+        option("--port", default=port, type=click.IntRange(0, 65535), help=free),
+        option("--tls-cert", type=EXISTING_FILE, help=chain),
+        option(
             "--tls-key", type=EXISTING_FILE, help="Its key, PEM; if it is not in the same file."
         ),
-        click.option("--client-ca", type=EXISTING_FILE, help=signed),
-        click.option(
-            "--insecure", is_flag=True, help="Allow plain HTTP beyond this machine, both ways."
-        ),
+        option("--client-ca", type=EXISTING_FILE, help=signed),
+        option("--insecure", is_flag=True, help="Allow plain HTTP beyond this machine, both ways."),
         metrics_option,
         log_options(),
     )
 
 
-deny_option = click.option(
+deny_option = option(
     "--deny",
     type=EXISTING_FILE,
     help="Ids of revoked tokens, as `keyhole token deny` writes them; read again when the file "
@@ -66,9 +70,8 @@ def _metrics_listen(_: click.Context, option: click.Parameter, text: str | None)
     return Listen(host.strip("[]"), int(port), insecure=True)
 
 
-metrics_option = click.option(
+metrics_option = option(
     "--metrics-listen",
-    cls=GroupedOption,
     metavar="HOST:PORT",
     callback=_metrics_listen,
     show_default="a free port of 127.0.0.1",

@@ -13,21 +13,21 @@ import click
 from rich.filesize import decimal
 
 from keyhole.cli.bars import progress_bars
-from keyhole.cli.options import DIRECTORY, options_of
+from keyhole.cli.options import DIRECTORY, option, options_of
 
 if TYPE_CHECKING:
     from keyhole.service.mirror import Moved
 
 
 _both_ways = options_of(
-    click.option("--endpoint", metavar="URL", help="Address of a store that is not AWS."),
-    click.option("--region", metavar="NAME", help="Region of the bucket."),
-    click.option("--anonymous", is_flag=True, help="Send no signature."),
-    click.option("--keep", default=2, help="Rounds to keep at the destination."),
-    click.option("--workers", default=4, help="Files to copy at a time."),
-    click.option("--again", is_flag=True, help="Copy again what seems to be there."),
-    click.option("--back", is_flag=True, help="Let an older round replace a newer one."),
-    click.option("--json", "as_json", is_flag=True, help="Print JSON."),
+    option("--endpoint", metavar="URL", help="Address of a store that is not AWS."),
+    option("--region", metavar="NAME", help="Region of the bucket."),
+    option("--anonymous", is_flag=True, help="Send no signature."),
+    option("--keep", default=2, help="Rounds to keep at the destination."),
+    option("--workers", default=4, help="Files to copy at a time."),
+    option("--again", is_flag=True, help="Copy again what seems to be there."),
+    option("--back", is_flag=True, help="Let an older round replace a newer one."),
+    option("--json", "as_json", is_flag=True, help="Print JSON."),
 )
 
 

@@ -45,6 +45,8 @@ class GroupedOption(click.Option):
             extra["default"] = self.show_default
         elif isinstance(self.type, NameOr) and len(self.type.names()) == 1:
             extra["default"] = self.type.names()[0]
+        if not (self.required or "default" in extra or self.name == "help"):
+            extra["default"] = "off" if self.is_flag else "none"
         return extra
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
@@ -96,8 +98,13 @@ class GroupedCommand(click.Command):
 
 
 def in_group(group: str, *declared: str, **rest: Any) -> Callable[[Command], Command]:
-    """Returns an option in a section of help."""
+    """Returns an option in a section of help, which shows its default."""
     return click.option(*declared, cls=GroupedOption, group=group, **rest)
+
+
+def option(*declared: str, **rest: Any) -> Callable[[Command], Command]:
+    """Returns an option of a command whose help has no sections, or names them itself."""
+    return in_group("Options", *declared, **rest)
 
 
 def options_of(*each: Callable[[Command], Command]) -> Callable[[Command], Command]:
@@ -192,7 +199,7 @@ def refuse(options: Mapping[str, Any], names: Iterable[str], reason: str) -> Non
             raise click.UsageError(f"--{name.replace('_', '-')} {reason}")
 
 
-signing_option = click.option(
+signing_option = option(
     "--signing-key",
     type=EXISTING_FILE,
     help="Sign manifests with this key, of `keyhole token signing-key`, for devices that pin it.",

@@ -19,10 +19,10 @@ from rich.table import Table
 from keyhole.aggregation import aggregation_named, aggregation_names
 from keyhole.cli.options import (
     GroupedCommand,
-    GroupedOption,
     NameOr,
     NumberRange,
     json_option,
+    option,
     refuse,
 )
 from keyhole.delivery import delivery_names
@@ -230,14 +230,14 @@ def _whole(
 ) -> Callable[[_Command], _Command]:
     """An option that takes a whole number as people type it."""
     rest: dict[str, Any] = {"metavar": "N", "required": required, "show_default": shown}
-    return click.option(name, cls=GroupedOption, callback=_parse_whole, help=about, **rest)
+    return option(name, callback=_parse_whole, help=about, **rest)
 
 
 def _server(
     name: str, kind: click.ParamType[Any], shown: str, about: str
 ) -> Callable[[_Command], _Command]:
     """An option of the servers that are counted; None unless given."""
-    return click.option(name, cls=GroupedOption, type=kind, show_default=shown, help=about)
+    return option(name, type=kind, show_default=shown, help=about)
 
 
 @click.command(
@@ -254,26 +254,25 @@ def _server(
 @_whole("--cohort", "Clients per round.", required=True)
 @_whole("--distinct", "Different keys of the cohort.", shown="the max possible")
 @_whole("--broadcast-bytes", "Bytes that everyone receives beside slices.", shown="0")
-@click.option(
+@option(
     "--trust",
     type=click.Choice(get_args(Trust)),
     help="Name the best way for this requirement only.",
 )
-@click.option(
+@option(
     "--aggregation",
     metavar="module:NAME",
     multiple=True,
     help="With --round-seconds: price your own sum beside those of keyhole.",
 )
-@click.option(
+@option(
     "--delivery",
-    cls=GroupedOption,
     type=NameOr(delivery_names),
     help="Check this one: a private one that sends more than the whole model is refused.",
 )
-@click.option("--force", is_flag=True, help="With --delivery: do not refuse it.")
-@click.option("--calibrate", is_flag=True, help="Measure this machine first, for a few seconds.")
-@click.option(
+@option("--force", is_flag=True, help="With --delivery: do not refuse it.")
+@option("--calibrate", is_flag=True, help="Measure this machine first, for a few seconds.")
+@option(
     "--round-seconds",
     type=_ABOVE,
     help="Count the servers instead, for rounds whose devices arrive over this many seconds.",

@@ -11,7 +11,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from keyhole.cli.options import NumberRange, json_option
+from keyhole.cli.options import NumberRange, json_option, option
 from keyhole.errors import InputError
 
 _SHOWN = 20  # devices, the dearest first
@@ -19,14 +19,14 @@ _SHOWN = 20  # devices, the dearest first
 
 @click.command()
 @click.argument("ledger", required=False, type=click.Path(exists=True, path_type=Path))
-@click.option(
+@option(
     "--delta",
     default=1e-6,
     type=NumberRange(0, 1, min_open=True, max_open=True),
     help="For which epsilon is stated.",
 )
-@click.option("--device", metavar="NAME", help="Show this device alone.")
-@click.option("--all", "is_whole", is_flag=True, help=f"Show all devices, not the {_SHOWN} first.")
+@option("--device", metavar="NAME", help="Show this device alone.")
+@option("--all", "is_whole", is_flag=True, help=f"Show all devices, not the {_SHOWN} first.")
 @json_option
 def privacy(
     ledger: Path | None, delta: float, device: str | None, is_whole: bool, as_json: bool

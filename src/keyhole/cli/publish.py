@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from keyhole.cli.bars import progress_bars
-from keyhole.cli.options import DIRECTORY, EXISTING_DIRECTORY, json_option, signing_option
+from keyhole.cli.options import DIRECTORY, EXISTING_DIRECTORY, json_option, option, signing_option
 from keyhole.cli.runs import coding_option, draws_of, open_saved, run_settings
 from keyhole.cli.spec_options import data_option
 from keyhole.delivery.records import Coding
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 @click.argument("directory", type=DIRECTORY)
 @data_option
 @coding_option
-@click.option("--segment-mb", type=click.IntRange(1), default=64, help="Max megabytes per file.")
-@click.option("--threads", type=click.IntRange(1), default=2, help="Threads that share the work.")
+@option("--segment-mb", type=click.IntRange(1), default=64, help="Max megabytes per file.")
+@option("--threads", type=click.IntRange(1), default=2, help="Threads that share the work.")
 @signing_option
 @json_option
 def publish(

@@ -16,7 +16,7 @@ from keyhole.cli.listening import (
     listen_options,
     serve_with,
 )
-from keyhole.cli.options import EXISTING_FILE, GroupedCommand, NumberRange
+from keyhole.cli.options import EXISTING_FILE, GroupedCommand, NumberRange, option
 from keyhole.cli.token import read_token
 
 if TYPE_CHECKING:
@@ -33,56 +33,56 @@ if TYPE_CHECKING:
         **LISTENS,
     },
 )
-@click.option("--gateway", required=True, metavar="URL", help="The slice service: the only target.")
-@click.option(
+@option("--gateway", required=True, metavar="URL", help="The slice service: the only target.")
+@option(
     "--gateway-ca", type=EXISTING_FILE, help="Authorities to trust there, instead of the system's."
 )
-@click.option(
+@option(
     "--token-file",
     type=EXISTING_FILE,
     help="The relay's own token, if the service wants one for reads.",
 )
-@click.option(
+@option(
     "--token-key",
     type=EXISTING_FILE,
     help="Keys that sign tokens of devices for it (`keyhole token issue --audience relay`).",
 )
 @deny_option
-@click.option(
+@option(
     "--open", "is_open", is_flag=True, help="Let everyone in; each body then counts as a device."
 )
 @listen_options(8101)
-@click.option(
+@option(
     "--mix-ms",
     default=200,
     type=click.IntRange(0, 60_000),
     help="Milliseconds that requests wait for those of other devices.",
 )
-@click.option(
+@option(
     "--mix-count",
     default=64,
     type=click.IntRange(1),
     help="Forward at once when requests of this many devices wait.",
 )
-@click.option(
+@option(
     "--mix-min",
     default=8,
     type=click.IntRange(1),
     help="Never forward requests of fewer devices: these are told to come back.",
 )
-@click.option(
+@option(
     "--mix-longest",
     default=10.0,
     type=NumberRange(0, 60, min_open=True),
     help="Seconds after which requests that found too few others are sent back.",
 )
-@click.option(
+@option(
     "--batch",
     default=4096,
     type=click.IntRange(1, 65_536),
     help="Requests that are forwarded at a time; fewer where slices are large.",
 )
-@click.option(
+@option(
     "--rate-per-address",
     type=NumberRange(0, min_open=True),
     help="Requests per second that one address may send.",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from keyhole.cli.bars import progress_bars
-from keyhole.cli.options import DIRECTORY, EXISTING_DIRECTORY, json_option
+from keyhole.cli.options import DIRECTORY, EXISTING_DIRECTORY, json_option, option
 
 if TYPE_CHECKING:
     from keyhole.experiments.report.page import Section
@@ -33,12 +33,13 @@ def _find_runs(
 
 @click.command()
 @click.argument("outs", metavar=f"OUT...|{PRIVACY}", nargs=-1, required=True, callback=_find_runs)
-@click.option(
+@option(
     "--to",
     "--out",
     type=DIRECTORY,
-    help="Where to write.  [default: OUT/report; keyhole-report where several OUT are given; "
-    f"keyhole-{PRIVACY}]",
+    help="Where to write.",
+    show_default="OUT/report; keyhole-report where several OUT are given; "
+    f"keyhole-{PRIVACY} for {PRIVACY}",
 )
 @json_option
 def report(outs: list[Path], to: Path | None, as_json: bool) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
+from keyhole.cli.options import option
 from keyhole.cli.screen import import_shown
 from keyhole.delivery import all_deliveries
 from keyhole.delivery.records import CodingKind
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from keyhole.rounds.round import Executor
 
 
-coding_option = click.option(
+coding_option = option(
     "--coding",
     type=click.Choice(get_args(CodingKind)),
     default="plain",

@@ -28,8 +28,8 @@ from keyhole.cli.options import (
     EXISTING_DIRECTORY,
     EXISTING_FILE,
     GroupedCommand,
-    GroupedOption,
     NumberRange,
+    option,
     refuse,
 )
 from keyhole.cli.runs import coding_option, draws_of, open_saved, run_settings
@@ -165,44 +165,40 @@ def _pair(text: str) -> tuple[str, int]:
 )
 @click.argument("directory", type=EXISTING_DIRECTORY)
 @listen_options(8100)
-@click.option(
+@option(
     "--workers",
     default=1,
     type=click.IntRange(1, 256),
     help="Processes that answer; each counts the rates of devices for itself.",
 )
-@click.option(
-    "--token-key", type=EXISTING_FILE, help="Signing keys; without them no updates are taken."
-)
+@option("--token-key", type=EXISTING_FILE, help="Signing keys; without them no updates are taken.")
 @deny_option
-@click.option(
+@option(
     "--open-reads/--token-reads",
     default=True,
     help="Whether slices are for everyone, or for devices with a token of the round.",
 )
-@click.option(
+@option(
     "--max-keys",
     default=65_536,
     type=click.IntRange(1, 2**31),
     help="Max keys per query.",
 )
-@click.option(
-    "--max-body-mb", default=64, type=click.IntRange(1, 4096), help="Max size of an update."
-)
-@click.option(
+@option("--max-body-mb", default=64, type=click.IntRange(1, 4096), help="Max size of an update.")
+@option(
     "--spread",
     default=0.0,
     type=NumberRange(0, 86_400),
     help="Seconds over which devices of a round begin to fetch.",
 )
-@click.option(
+@option(
     "--again",
     default=5.0,
     type=NumberRange(0.01, 86_400),
     help="Seconds, on average, until a device without a round asks again.",
 )
-@click.option("--verify", is_flag=True, help="Read and check the current round first.")
-@click.option(
+@option("--verify", is_flag=True, help="Read and check the current round first.")
+@option(
     "--on-demand",
     is_flag=True,
     help="DIRECTORY is a trial's of `keyhole train`: compute slices of its model as they are asked "
@@ -210,62 +206,61 @@ def _pair(text: str) -> tuple[str, int]:
 )
 @coding_option
 @data_option
-@click.option(
+@option(
     "--memory-mb",
     default=1024,
     type=click.IntRange(1),
     help="With --on-demand: memory for slices that are kept.",
 )
-@click.option(
+@option(
     "--pir",
     metavar="SERVER",
     help="Answer private queries: as server 0 or 1 of two that do not collude, as the one "
     "server (one), or as a server of a delivery of your own (module:NAME/0). One process.",
 )
-@click.option(
+@option(
     "--pir-keys",
     multiple=True,
     metavar="[TABLE=]N",
     help="Keys that a private query of a table is padded to, where the round does not say how "
     "many a client chooses; 1 or more. All servers must agree.",
 )
-@click.option(
+@option(
     "--pir-memory-mb",
-    cls=GroupedOption,
     type=click.IntRange(1),
     show_default=str(_MEMORY_MB),
     help="With --pir: memory for the tables of the two newest rounds.",
 )
-@click.option(
+@option(
     "--admission",
     metavar="URL",
     help="With --pir: let in devices without a name that the service at URL, which coordinates the "
     "rounds, has signed a token for.",
 )
-@click.option(
+@option(
     "--admission-ca",
     type=EXISTING_FILE,
     help="Authorities to trust there, instead of the system's.",
 )
-@click.option(
+@option(
     "--open-queries",
     is_flag=True,
     help="With --pir: answer everyone; else queries are for devices with a token of the round.",
 )
-@click.option(
+@option(
     "--queries-per-token",
     default=64,
     type=click.IntRange(1),
     help="With --pir: private queries per token of a round; used ones come back within an hour.",
 )
-@click.option(
+@option(
     "--cpu-per-address",
     default=0.5,
     type=NumberRange(0),
     help="With --pir: CPU seconds per second that queries of one address may take, 0 for any; "
     "addresses of this machine, a proxy's, are not counted.",
 )
-@click.option(
+@option(
     "--gateway-key",
     type=EXISTING_FILE,
     help="Answer sealed requests that come through a relay, with the keys of this file: see "

@@ -25,6 +25,7 @@ from keyhole.cli.options import (
     NameOr,
     NumberRange,
     in_group,
+    option,
     options_of,
 )
 from keyhole.delivery import delivery_names
@@ -333,7 +334,7 @@ def _whole(flag: str, text: str, minimum: int = 0) -> int:
 def _shared(flag: str, default: Any, **rest: Any) -> Callable[[Command], Command]:
     """An option of the record for commands that have a default for it."""
     field = _FIELDS[flag]
-    return click.option(flag, default=default, type=_type_of(field), help=field.doc, **rest)
+    return option(flag, default=default, type=_type_of(field), help=field.doc, **rest)
 
 
 data_option = _shared("--data", SYNTHETIC, metavar="PATH|NAME")

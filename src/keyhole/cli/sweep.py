@@ -12,7 +12,7 @@ import click
 from click.core import ParameterSource
 
 from keyhole.cli.bars import progress_bars
-from keyhole.cli.options import json_option, out_option, track_option
+from keyhole.cli.options import json_option, option, out_option, track_option
 from keyhole.cli.runs import run_trials, start_jax
 from keyhole.cli.screen import import_shown
 from keyhole.cli.spec_options import data_option, seed_option
@@ -29,18 +29,23 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("figure", metavar="FIGURE|FILE.toml")
-@click.option(
+@option(
     "--scale",
     type=click.Choice(["small", "paper"]),
     default="small",
     help="small: minutes a trial on two cores; paper: the paper's settings, for its full data.",
 )
 @data_option
-@click.option("--rounds", type=click.IntRange(1), help="Rounds, instead of the sweep's.")
-@click.option("--trials", type=click.IntRange(1, 1000), help="Trials, instead of five.")
-@click.option("--cohort", type=click.IntRange(1), help="Clients per round, instead of the sweep's.")
+@option("--rounds", type=click.IntRange(1), help="Rounds of training.", show_default="the sweep's")
+@option(
+    "--trials",
+    type=click.IntRange(1, 1000),
+    help="Repetitions of each run.",
+    show_default="five, or the file's",
+)
+@option("--cohort", type=click.IntRange(1), help="Clients per round.", show_default="the sweep's")
 @seed_option
-@click.option(
+@option(
     "--processes",
     type=click.IntRange(1, 1000),
     default=1,
@@ -48,7 +53,7 @@ if TYPE_CHECKING:
 )
 @out_option("keyhole-runs", "Where runs are kept; sweeps that share an arm share its runs.")
 @track_option
-@click.option("--keep-state", is_flag=True, help="Keep the models of finished runs on disk.")
+@option("--keep-state", is_flag=True, help="Keep the models of finished runs on disk.")
 @json_option
 @click.pass_context
 def sweep(context: click.Context, /, figure: str, out: Path, as_json: bool, **options: Any) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from keyhole.cli.options import EXISTING_FILE, NumberRange
+from keyhole.cli.options import EXISTING_FILE, NumberRange, option
 from keyhole.errors import InputError
 from keyhole.files import storage_errors
 
@@ -39,7 +39,7 @@ def new_key(file: Path) -> None:
 
 @token.command("gateway-key", short_help="Write a new key of a gateway.")
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option(
+@option(
     "--number",
     default=1,
     type=click.IntRange(0, 255),
@@ -131,21 +131,21 @@ def _write_new(file: Path, content: bytes, mode: int = 0o600) -> None:
 
 
 @token.command(short_help="Print a token for a device.")
-@click.option("--key", required=True, type=EXISTING_FILE, help="File of signing keys.")
-@click.option("--device", required=True, help="Name of the device.")
-@click.option(
+@option("--key", required=True, type=EXISTING_FILE, help="File of signing keys.")
+@option("--device", required=True, help="Name of the device.")
+@option(
     "--audience",
     default="slices",
     type=click.Choice(["slices", "aggregator", "relay"]),
     help="The kind of service that the token is for.",
 )
-@click.option(
+@option(
     "--days",
     default=7.0,
     type=NumberRange(0, 3650, min_open=True),
     help="How long the token is good.",
 )
-@click.option("--max-keys", type=click.IntRange(1), help="Max keys per query.")
+@option("--max-keys", type=click.IntRange(1), help="Max keys per query.")
 def issue(key: Path, device: str, days: float, **options: Any) -> None:
     """Print a token that a device shows to a slice service, an aggregator or a relay.
 
@@ -248,8 +248,8 @@ def refuse_tokens(options: Mapping[str, Any]) -> None:
     from keyhole.wire.assignment import device_name, name_in
 
     client = options["client"]
-    for option, audience in _AUDIENCES.items():
-        given = options[option] or ()
+    for name, audience in _AUDIENCES.items():
+        given = options[name] or ()
         for file in given if isinstance(given, tuple) else (given,):
             is_named = _SIMULATED.fullmatch(name_in(read_token(Path(file)))) is not None
             mine = device_name(client) if client is not None and is_named else None

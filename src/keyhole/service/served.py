@@ -453,9 +453,7 @@ class Served:
                 self._streamed.load(under_way)
         return self._streamed
 
-    def settings(
-        self, t: int, parts: RunParts, users: KeyUsers | None = None
-    ) -> dict[str, object]:
+    def settings(self, t: int, parts: RunParts, users: KeyUsers | None = None) -> dict[str, object]:
         """Returns what devices are told of round t, but for the params of its sum."""
         ways = {
             DELIVERY_SETTING: self.fetched.about.name,
