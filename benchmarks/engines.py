@@ -27,7 +27,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-# Threads of BLAS that spin after a product would be charged to whoever comes next.
+# Threads of BLAS that spin after a product would be charged to the next measurement.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from engine_cells.crowd import Crowd

@@ -203,7 +203,7 @@ class Herd:
 
 
 def need_of(devices: int) -> Workload:
-    """The public numbers of a round of so many."""
+    """Returns the public numbers of a round of this many clients."""
     return Workload(NUM_KEYS, KEYS_PER_CLIENT, SLICE_BYTES, devices)
 
 

@@ -24,7 +24,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-# Threads of BLAS that spin after a product would be charged to whoever comes next.
+# Threads of BLAS that spin after a product would be charged to the next measurement.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
@@ -59,7 +59,7 @@ class Cell:
     peak_bytes: int
 
     def goals(self) -> list[Goal]:
-        """No slower than NumPy, and so many times less than TensorFlow Federated."""
+        """No slower than NumPy, and this many times less than TensorFlow Federated."""
         place = (self.num_keys, self.keys_per_client)
         where = f"round n={self.num_keys} m={self.keys_per_client}"
         goals = [Goal(f"{where}: NumPy's CPU over ours", self.numpy.cpu / self.ours.cpu, 1.0)]

@@ -36,7 +36,7 @@ from collections.abc import Sequence
 from multiprocessing.pool import Pool
 from pathlib import Path
 
-# Threads of BLAS that spin after a product would be charged to whoever comes next.
+# Threads of BLAS that spin after a product would be charged to the next measurement.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from harness import finish, machine_facts, parser, progress

@@ -3,7 +3,7 @@
 Clients value 200 items, each its own few, often or rarely, and in its own way. One that takes many
 local steps ends where it alone is best off, and the mean of such ends is not the best for all.
 SCAFFOLD corrects each step by c - c_i: the mean gradient of all clients less that of this one. c
-lies at the server under the keys of the model, c_i with the client. Prints the error of both.
+lies at the server under the keys of the model, c_i with the client. Prints both errors.
 
 Reference: Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning,
 2020.

@@ -191,7 +191,7 @@ def keys_of(device: int, count: int) -> np.ndarray:
 
 
 def measure_service(keys_per_client: int, count: int = 2_000) -> ServiceCosts:
-    """Measures requests of all kinds, so many of each (of updates a fifth)."""
+    """Measures requests of all kinds, this many of each (of updates a fifth)."""
     few = keys_per_client // 10
     with tempfile.TemporaryDirectory(prefix="round-") as made:
         folder = Path(made)

@@ -65,7 +65,7 @@ SPREAD_OF_TRAINING = 0.4  # of the logarithm
 
 @dataclass(frozen=True)
 class Fleet:
-    """Servers: so many for slices, all alike, and one for check-ins and updates.
+    """Servers: this many for slices, all alike, and one for check-ins and updates.
 
     Args:
         servers: of slices.

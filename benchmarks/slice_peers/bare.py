@@ -17,7 +17,7 @@ _BEFORE_KEYS = 16  # bytes of a query in front of its keys: head and block of `w
 
 
 class Gather(asyncio.Protocol):
-    """Answers queries for slices of one table; trusts whoever asks but for the range of keys."""
+    """Answers queries for slices of one table; checks the range of keys alone."""
 
     def __init__(self, table: np.ndarray) -> None:
         self._table, self._received = table, b""

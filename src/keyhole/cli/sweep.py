@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -94,7 +94,8 @@ def sweep(context: click.Context, /, figure: str, out: Path, as_json: bool, **op
     path = out / f"{asked.name}.json"
     with storage_errors(path, "write"):
         path.write_text(json.dumps(asked.describe(scale, ", ".join(names)), indent=1) + "\n")
-    _print(_results(cells, options, trackers), out, as_json)
+    arms = [line.arm for line in asked.lines]
+    _print(_results(cells, options, trackers), arms, out, as_json)
 
 
 def _asked(figure: str, scale: Any, given: dict[str, Any]) -> tuple[Sweep, str]:
@@ -183,16 +184,18 @@ def _in_processes(cells: list[Cell], processes: int) -> Iterator[tuple[Path, Res
         raise click.Abort
 
 
-def _print(results: Iterator[tuple[Path, Result]], out: Path, as_json: bool) -> None:
+def _print(
+    results: Iterator[tuple[Path, Result]], order: Sequence[str], out: Path, as_json: bool
+) -> None:
     """One line for each trial as it ends and one for each arm in the end, or the trials as JSON."""
     from keyhole.experiments.report.writing import write_interval
     from keyhole.experiments.statistics import spread_of
     from keyhole.rounds.record import metrics_to_json
 
     rows = []
-    arms: dict[str, dict[str, list[float]]] = {}
+    arms: dict[str, dict[str, list[float]]] = {arm: {} for arm in order}
     for path, result in results:
-        reached = arms.setdefault(path.parent.name, {})
+        reached = arms[path.parent.name]
         for name, value in result.metrics.items():
             reached.setdefault(name, []).append(value)
         rows.append(

@@ -155,7 +155,7 @@ class KeyRules(Protocol):
 
     @property
     def seed(self) -> int:
-        """Of everything random."""
+        """Seed for all randomness."""
         ...
 
     @property

@@ -196,7 +196,7 @@ def _check_same(ray: Any, address: str | None) -> None:
 
 
 class LostError(Exception):
-    """What a task was to go on from is lost with anyone who had it."""
+    """Says that an intermediate result was lost with its worker: the task must be run again."""
 
 
 def fetch(reference: Any) -> Any:

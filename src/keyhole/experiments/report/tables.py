@@ -51,6 +51,7 @@ class Row:
         tests: metric -> the same as `test`, for every metric that the line has.
         differences: metric -> what the line has more than `against`, which shares its clients.
         against: the label of that line in the panel; its own where it is that line.
+        costs: None before the first round.
     """
 
     panel: str
@@ -67,6 +68,7 @@ class Row:
     tests: Mapping[str, Spread] = field(default_factory=dict)
     differences: Mapping[str, Difference] = field(default_factory=dict)
     against: str = ""
+    costs: Costs | None = None
 
     @property
     def trials(self) -> str:
@@ -78,27 +80,8 @@ class Row:
         said = ", ".join(f"{count} {what}" for count, what in lacking if count)
         return f"{self.finished} of {self.planned} ({said})"
 
-
-@dataclass(frozen=True)
-class RunFacts:
-    """What the table of runs says beyond a row.
-
-    Args:
-        delivery: the title that it declares.
-        aggregation: the title that it declares.
-        costs: None before the first round.
-        settings: those in which the runs of the table differ, as text.
-        metrics: test metrics beside the table's; None where the run has not measured it.
-    """
-
-    delivery: str
-    aggregation: str
-    costs: Costs | None
-    settings: Mapping[str, str] = field(default_factory=dict)
-    metrics: Mapping[str, Spread | None] = field(default_factory=dict)
-
     @property
-    def cells(self) -> tuple[str, str, str]:
+    def priced(self) -> tuple[str, str, str]:
         """KB of a client in a round, down and up, and epsilon."""
         costs = self.costs
         if costs is None:
@@ -107,6 +90,23 @@ class RunFacts:
         epsilon = NOTHING if spent is None else f"{spent:.3g}" if spent < math.inf else "no bound"
         down = f"{costs.bytes_down / 1000:,.1f}" if costs.bytes_down else NOTHING  # not known here
         return down, f"{costs.bytes_up / 1000:,.1f}", epsilon
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What the table of runs says beyond a row.
+
+    Args:
+        delivery: the title that it declares.
+        aggregation: the title that it declares.
+        settings: those in which the runs of the table differ, as text.
+        metrics: test metrics beside the table's; None where the run has not measured it.
+    """
+
+    delivery: str
+    aggregation: str
+    settings: Mapping[str, str] = field(default_factory=dict)
+    metrics: Mapping[str, Spread | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -154,8 +154,8 @@ class ReportTable:
     def learned(self) -> list[tuple[str, ...]]:
         """Rows of a table of who learned what, under its header; empty for a sweep."""
         by_fact: dict[tuple[str, str, str], list[str]] = {}
-        for row, run in zip(self.rows, self.runs, strict=False):
-            keys, sums = (run.costs.seen_by, run.costs.seen_in_sum) if run.costs else ({}, {})
+        for row in self.rows if self.runs else ():
+            keys, sums = (row.costs.seen_by, row.costs.seen_in_sum) if row.costs else ({}, {})
             for party in dict.fromkeys([*keys, *sums]):
                 fact = party, keys.get(party, "nothing"), sums.get(party, "nothing")
                 by_fact.setdefault(fact, []).append(row.label)
@@ -195,7 +195,7 @@ class ReportTable:
         cells += self._compared(row, scale) if self._has_differences else []
         if run:
             cells += [write_interval(spread, _scale(name)) for name, spread in run.metrics.items()]
-            cells += run.cells
+            cells += row.priced
         cells.append(row.trials)
         cells.append(NOTHING if row.rounds is None else f"{row.rounds:,}")
         cells.append(NOTHING if row.minutes is None else f"{row.minutes:.1f}")
@@ -237,7 +237,6 @@ def _facts(sweep: SweepResults) -> Iterator[RunFacts]:
         yield RunFacts(
             first.title("delivery"),
             first.title("aggregation"),
-            line.costs,
             {name: each.get(name, NOTHING) for name in differing},
             {metric: line.test_of(metric) for metric in metrics},
         )
@@ -281,9 +280,8 @@ _COLUMNS = (
 def to_csv(table: ReportTable) -> str:
     """Returns the numbers, unrounded, with a row for each line and metric; shares as shares."""
     rows = []
-    runs = table.runs or (None,) * len(table.rows)
-    for row, run in zip(table.rows, runs, strict=True):
-        costs, paper = run.costs if run else None, row.paper
+    for row in table.rows:
+        costs, paper = row.costs, row.paper
         told = {
             "panel": row.panel,
             "line": row.label,
@@ -344,6 +342,7 @@ def _make_row(sweep: SweepResults, line: Series) -> Row:
         tests={metric: spread for metric, spread in tests.items() if spread is not None},
         differences=sweep.differences(line),
         against=reference.label if reference else "",
+        costs=line.costs,
     )
 
 
