@@ -35,7 +35,15 @@ from keyhole.delivery import delivery_names
 from keyhole.delivery.clear import DEFAULT_SERVED
 
 # Options of the record that say how two aggregators add up.
-_SUMS = ("--value-clip", "--ring-bits", "--dp-noise", "--dp-clip", "--dp-delta", "--dp-budget")
+_SUMS = (
+    "--value-clip",
+    "--ring-bits",
+    "--sum-metrics",
+    "--dp-noise",
+    "--dp-clip",
+    "--dp-delta",
+    "--dp-budget",
+)
 # Options of the record that say how updates in the clear are added up, and how long one may be.
 _CLEAR = ("--aggregation", "--trim", "--untouched", "--norm-alarm", "--above-norm")
 # Options of the record that say what is trained; how slices travel is up to the run config.

@@ -73,8 +73,7 @@ class Assignment(msgspec.Struct, frozen=True):
 
     Attributes:
         token: to show in this round; null where the service asks for none.
-        sum_tokens: to show to aggregators that take tokens of the service, one for each; null
-            likewise.
+        sum_tokens: likewise, one for each aggregator that takes tokens of the service.
         fetch_after: seconds to wait before the first request, so that not all come at once.
     """
 

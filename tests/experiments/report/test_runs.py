@@ -158,8 +158,8 @@ def test_an_unfinished_run_is_drawn_with_what_it_has(tmp_path):
 
 def test_an_epsilon_without_bound_is_said(runs):
     costs = replace(runs.lines[0].costs, epsilon=math.inf)
-    facts = replace(make_table(runs).runs[0], costs=costs)
-    assert facts.cells[2] == "no bound"
+    row = replace(make_table(runs).rows[0], costs=costs)
+    assert row.priced[2] == "no bound"
 
 
 def test_own_task_and_long_names_fit_into_files_and_legend(tmp_path):

@@ -319,6 +319,8 @@ def to_json(table: ReportTable) -> dict[str, Any]:
         found = {m: numbers_of(spread, row.differences.get(m)) for m, spread in row.tests.items()}
         told["tests"] = msgspec.json.decode(msgspec.json.encode(found))
         del told["differences"]
+        if told["costs"] is None:
+            del told["costs"]
     if not table.runs:
         del plain["runs"]
     return plain
