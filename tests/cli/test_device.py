@@ -21,7 +21,7 @@ from keyhole.experiments.specs import spec_of
 from keyhole.rounds.clients import ClientJob, choose_keys
 from keyhole.rounds.draws import Draws
 from keyhole.wire.manifest import digest_of
-from keyhole.wire.messages import encode_update
+from keyhole.wire.messages import encode_report, encode_update
 from keyhole.wire.sockets import Clock
 from tests.helpers import DIGEST, LAYOUTS
 from tests.service.scripted import answer, refusal, scripted
@@ -68,8 +68,9 @@ def test_a_device_of_a_task_sends_what_its_client_sends_in_process(
     assert "round 0: 8 keys" in done.output
     layout, clients, t = state.layout, experiment.clients, published.manifest.number
     keys = choose_keys(3, t, layout, clients, plan)
-    update = ClientJob.of(5, 0, t, 3, keys, state.select(keys)).run(clients).update
-    expected = encode_update(layout, update, layout.keys_by_space(keys), digest_of(published.id))
+    report = ClientJob.of(5, 0, t, 3, keys, state.select(keys)).run(clients)
+    named = layout.keys_by_space(keys), digest_of(published.id)
+    expected = encode_report(report) + encode_update(layout, report.update, *named)
     assert service.stored(published.id) == {"device-3": expected}
 
 
