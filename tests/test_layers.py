@@ -18,7 +18,7 @@ from tests.helpers import ROOT
 # import each other, but for the last line, which is the common ground.
 LAYERS = [
     {"cli"},
-    {"front", "jax", "torch", "trackers"},
+    {"front", "jax", "project", "torch", "trackers"},
     {"engines"},
     {"experiments"},
     {"device", "service"},
@@ -59,13 +59,14 @@ RESERVED = {
         "delivery/enclave",
         "delivery/pir",
         "delivery/relay",
+        "project",
     },
     "dcap_qvl": {"delivery/enclave"},
     "dp_accounting": {"aggregation/privacy"},
     "flwr": {"engines/flower"},
     "jax": {"models", "rounds"},
     "matplotlib": {"data", "experiments/report"},
-    "msgspec": {"device", "experiments/report", "rounds", "service", "wire"},
+    "msgspec": {"device", "experiments/report", "project", "rounds", "service", "wire"},
     "numba": {
         "aggregation",
         "aggregation/two_servers",

@@ -28,6 +28,13 @@ VERBS: Mapping[str, Mapping[str, str]] = {
         "plan": "Price every delivery and aggregation for a workload.",
         "data": "List, inspect and import client data.",
     },
+    "Projects": {
+        "new": "Write a small project that trains.",
+        "run": "Train the run of a project, here or with its devices.",
+        "check": "Check a project: who learns what, what a round costs.",
+        "up": "Start all parties of a project on this machine.",
+        "provision": "Make a start-up kit for each party of a project.",
+    },
     "Serve": {
         "serve": "Serve slices to devices and take in their updates.",
         "publish": "Publish the state of a run as a round for devices.",

@@ -13,10 +13,14 @@ import click
 from rich.filesize import decimal
 
 from keyhole.cli.bars import progress_bars
-from keyhole.cli.options import DIRECTORY, option, options_of
+from keyhole.cli.options import DIRECTORY, NumberRange, option, options_of
+from keyhole.cli.screen import Notices
+from keyhole.errors import KeyholeError
 
 if TYPE_CHECKING:
+    from keyhole.service.directory import CurrentRound
     from keyhole.service.mirror import Moved
+    from keyhole.service.object_store import StoreSettings
 
 
 _both_ways = options_of(
@@ -26,6 +30,13 @@ _both_ways = options_of(
     option("--keep", default=2, help="Rounds to keep at the destination."),
     option("--workers", default=4, help="Files to copy at a time."),
     option("--again", is_flag=True, help="Copy again what seems to be there."),
+    option("--watch", is_flag=True, help="Go on: copy each round once it is current."),
+    option(
+        "--every",
+        default=1.0,
+        type=NumberRange(0.05, 86_400),
+        help="With --watch: seconds between two looks.",
+    ),
     option("--back", is_flag=True, help="Let an older round replace a newer one."),
     option("--json", "as_json", is_flag=True, help="Print JSON."),
 )
@@ -44,48 +55,91 @@ def mirror() -> None:
 @click.argument("directory", metavar="DIR", type=DIRECTORY)
 @click.argument("url", metavar="URL")
 @_both_ways
-def push(directory: Path, url: str, as_json: bool, **options: Any) -> None:
+def push(directory: Path, url: str, **options: Any) -> None:
     """Store the current round of the rounds directory DIR under URL.
 
     The round is current there once all of it is stored. The same command
     resumes an upload that broke off.
     """
+    from keyhole.service.directory import read_current
     from keyhole.service.mirror import push_round
 
     copy = partial(push_round, directory, url)
-    _show(f"push to {_without_secrets(url)}", copy, as_json, options)
+    _run(f"push to {_without_secrets(url)}", copy, lambda _: read_current(directory), options)
 
 
 @mirror.command()
 @click.argument("url", metavar="URL")
 @click.argument("directory", metavar="DIR", type=DIRECTORY)
 @_both_ways
-def pull(url: str, directory: Path, as_json: bool, **options: Any) -> None:
+def pull(url: str, directory: Path, **options: Any) -> None:
     """Fetch the current round of URL into the rounds directory DIR.
 
     Everything is checked against the manifest before the round is current in DIR; a service that
     serves DIR then changes over by itself.
     """
-    from keyhole.service.mirror import fetch_round
+    from keyhole.service.mirror import fetch_round, stored_current
+    from keyhole.service.object_store import open_store
 
     copy = partial(fetch_round, url, directory)
-    _show(f"pull from {_without_secrets(url)}", copy, as_json, options)
+    title = f"pull from {_without_secrets(url)}"
+    _run(title, copy, lambda store: stored_current(open_store(url, store)), options)
 
 
-def _show(title: str, copy: Callable[..., Moved], as_json: bool, options: dict[str, Any]) -> None:
-    """Copies with a bar, and says what was done."""
+def _run(
+    title: str,
+    copy: Callable[..., Moved],
+    look: Callable[[StoreSettings], CurrentRound | None],
+    options: dict[str, Any],
+) -> None:
+    """Copies the current round; with --watch, every round from then on."""
     from keyhole.service.mirror import MirrorSettings
     from keyhole.service.object_store import StoreSettings
 
     store = StoreSettings(options["endpoint"], options["region"], options["anonymous"])
     settings = MirrorSettings(*(options[n] for n in ("keep", "workers", "again", "back")))
+
+    def copy_shown() -> None:
+        _show(title, partial(copy, store=store, settings=settings), options["as_json"])
+
+    if options["watch"]:
+        _watch(title, copy_shown, partial(look, store), options["every"])
+    else:
+        copy_shown()
+
+
+def _watch(
+    title: str, copy: Callable[[], None], look: Callable[[], CurrentRound | None], every: float
+) -> None:
+    """Copies each round once it is current, until interrupted; what fails is tried again."""
+    from keyhole.errors import NotFoundError
+    from keyhole.signals import stop_on_signals
+
+    notices, last = Notices(), None
+    with stop_on_signals() as stop:
+        while not stop.is_set():
+            try:
+                current = look()
+                if current is not None and current != last:
+                    copy()
+                    last = current
+                    notices.forget()
+            except NotFoundError:  # no round yet, or one that was replaced while it was copied
+                notices.tell(f"{title}: waiting for a round")
+            except KeyholeError as error:
+                notices.tell(f"keyhole: {title}: {error}; trying again")
+            stop.wait(every)
+
+
+def _show(title: str, copy: Callable[..., Moved], as_json: bool) -> None:
+    """Copies with a bar, and says what was done."""
     with progress_bars() as bars:
         task = bars.add_task(title, total=None, note="", unit="bytes")
 
         def tell(done: int, total: int) -> None:
             bars.update(task, completed=done, total=total)
 
-        moved = copy(store=store, settings=settings, progress=tell)
+        moved = copy(progress=tell)
     if as_json:
         click.echo(json.dumps(asdict(moved), indent=2))
         return

@@ -199,6 +199,14 @@ def refuse(options: Mapping[str, Any], names: Iterable[str], reason: str) -> Non
             raise click.UsageError(f"--{name.replace('_', '-')} {reason}")
 
 
+project_option = option(
+    "--project",
+    "folder",
+    type=EXISTING_DIRECTORY,
+    default=Path(),
+    help="Folder with keyhole.toml.",
+)
+
 signing_option = option(
     "--signing-key",
     type=EXISTING_FILE,

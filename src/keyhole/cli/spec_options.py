@@ -251,6 +251,7 @@ def spec_from(context: click.Context, task: str | None) -> RunSpec:
     """
     options = context.params
     told = _read_file(options["spec_file"])
+    told.pop("deploy", None)  # of a project: where its parties are
     named = told.pop("task", None)
     named = named["name"] if isinstance(named, dict) else named
     if task is not None and named not in (None, task):

@@ -1,0 +1,252 @@
+"""Makes a start-up kit for each party of a deployment: its keys, tokens, certificate and units.
+
+A kit is a folder that its party takes away: all that it needs, and no secret of another party, but
+for the key that two aggregators know each other by, which is in the kits of both. Whoever makes the
+kits sees them all: two operators who do not trust one maker let each aggregator and slice server
+make its own keys (docs/deploy.md, step 7).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from keyhole.errors import InputError
+from keyhole.files import make_directory, replacing, write_all
+from keyhole.project.certificates import Authority
+from keyhole.project.parties import (
+    AUTHORITY,
+    CERTIFICATE,
+    CERTIFICATE_KEY,
+    PEER_KEY,
+    PINNED,
+    SECOND,
+    SERVICE,
+    SIGNING,
+    SUMS,
+    TOKEN_KEY,
+    TRAINER,
+    TRAINER_KEY,
+    Command,
+    aggregator_name,
+    check_parties,
+    commands_of,
+    device_command,
+    seal_of,
+    token_of,
+)
+from keyhole.project.spec import Project, host_of
+from keyhole.service.access import Audience, Keyring, check_device_name, new_key
+from keyhole.service.sum_files import sealing_key
+from keyhole.wire.signing import SigningKey
+
+_STATE = "kits.json"
+_DAY = 86_400.0
+
+_UNIT = """[Unit]
+Description=keyhole {name}
+After=network-online.target
+
+[Service]
+User=keyhole
+WorkingDirectory=/etc/keyhole/{party}
+ExecStartPre=/bin/mkdir -p {folder}
+ExecStart=/opt/keyhole/bin/{line}
+Restart=always
+LimitNOFILE=65536
+NoNewPrivileges=true
+CacheDirectory=keyhole
+Environment=NUMBA_CACHE_DIR=/var/cache/keyhole
+
+[Install]
+WantedBy=multi-user.target
+"""
+
+_SCRIPT = """#!/bin/sh
+# Starts {name} from the folder of this kit.
+cd "$(dirname "$0")" && mkdir -p {folder} && exec {line}
+"""
+
+
+def device_names(count: int) -> list[str]:
+    """Returns the names of the first devices."""
+    return [f"device-{number}" for number in range(count)]
+
+
+def provision(project: Project, out: Path, names: Iterable[str]) -> list[str]:
+    """Writes the kits of a deployment; of one that is there, those of devices that have none.
+
+    Args:
+        project: what is deployed.
+        out: folder of kits, each in a folder of its own.
+        names: of devices.
+
+    Returns:
+        The names of the kits that were made.
+
+    Raises:
+        InputError: the parties do not fit the run, or there are kits of another [deploy].
+    """
+    check_parties(project)
+    wanted = [check_device_name(name) for name in dict.fromkeys(names)]
+    services = list(project.deploy.urls)
+    _check_names(wanted, services)
+    mark, made = _mark_of(project), list[str]()
+    if _is_new(out, mark):
+        make_directory(out)
+        out.chmod(0o700)
+        made = _make_services(project, out, services)
+        _write(out / _STATE, json.dumps({"deploy": mark}).encode(), is_secret=False)
+    for name in wanted:
+        if not (out / name).exists():
+            _make_device(project, out, name)
+            made.append(name)
+    return made
+
+
+def _check_names(wanted: Iterable[str], services: Iterable[str]) -> None:
+    for name in wanted:
+        if name in (TRAINER, *services):
+            raise InputError(
+                f"a device has the name of a service: got {name}; expected another name; rename it"
+            )
+
+
+def _is_new(out: Path, mark: str) -> bool:
+    """Whether there are no kits yet; raises InputError where there are those of something else."""
+    if not out.exists() or not any(out.iterdir()):
+        return True
+    try:
+        known = json.loads((out / _STATE).read_text())["deploy"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise InputError(
+            f"{out} holds something else than kits, or kits that were not finished: got no "
+            f"{_STATE}; expected an empty folder; name another one, or remove it"
+        ) from None
+    if known != mark:
+        raise InputError(
+            f"{out} holds kits of another [deploy]: got kits made before it changed; expected kits "
+            "of this one; put it back, or make new ones in another folder (--out)"
+        )
+    return False
+
+
+def _mark_of(project: Project) -> str:
+    """What tells a deployment from another: addresses and deliveries, but no number of devices."""
+    about = project.delivery
+    told = {**project.deploy.urls, "delivery": about.name if about else None}
+    told |= {"rounds": project.deploy.rounds, "store": project.deploy.store}
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+
+
+def _make_services(project: Project, out: Path, services: list[str]) -> list[str]:
+    """Makes the kits of the trainer and of all services."""
+    deploy, key = project.deploy, SigningKey.fresh()
+    folders = {name: _folder(out / name) for name in (TRAINER, *services)}
+    _write(folders[TRAINER] / SIGNING, key.encode().encode())
+    _write(out / PINNED, key.public.encode().encode(), is_secret=False)
+    for name in services:
+        _write(folders[name] / TOKEN_KEY, f"{new_key()}\n".encode())
+    if deploy.aggregators:
+        _make_aggregators(project, out, folders)
+    _make_certificates(project, out, folders)
+    for name, folder in folders.items():
+        _write_starts(name, folder, commands_of(project, name))
+    return [TRAINER, *services]
+
+
+def _make_aggregators(project: Project, out: Path, folders: Mapping[str, Path]) -> None:
+    """The keys of two aggregators, and the trainer's tokens for them."""
+    peer = f"{new_key()}\n".encode()
+    for party in (0, 1):
+        name = aggregator_name(party)
+        _write(folders[name] / PEER_KEY, peer)
+        _write(folders[name] / TRAINER_KEY, f"{new_key()}\n".encode())
+        token = _token(project, folders[name] / TRAINER_KEY, TRAINER, "aggregator")
+        _write(folders[TRAINER] / token_of(name), token)
+        seal = sealing_key(folders[name] / SUMS)
+        _write(out / seal_of(party), f"{seal.public.hex()}\n".encode(), is_secret=False)
+
+
+def _make_certificates(project: Project, out: Path, folders: Mapping[str, Path]) -> None:
+    """Certificates of https addresses; the authority's key is written nowhere."""
+    encrypted = {n: url for n, url in project.deploy.urls.items() if url.startswith("https:")}
+    if not encrypted:
+        return
+    is_real = project.deploy.certificates == "requests"
+    authority = Authority.fresh()
+    if not is_real:
+        _write(out / AUTHORITY, authority.certificate, is_secret=False)
+    for name, url in encrypted.items():
+        made = authority.issue(host_of(url), only_request=is_real)
+        _write(folders[name] / CERTIFICATE_KEY, made.key)
+        suffix = "tls.csr" if is_real else CERTIFICATE
+        _write(folders[name] / suffix, made.certificate, is_secret=False)
+    if not is_real:
+        for folder in folders.values():
+            _write(folder / AUTHORITY, authority.certificate, is_secret=False)
+
+
+def _make_device(project: Project, out: Path, name: str) -> None:
+    """A device's kit: tokens for whom it asks, what it pins, and the code of the task."""
+    deploy, folder = project.deploy, _folder(out / name)
+    whom: dict[str, Audience] = {SERVICE: "slices"}
+    whom |= {SECOND: "slices"} if deploy.second else {}
+    whom |= {aggregator_name(p): "aggregator" for p in range(len(deploy.aggregators))}
+    for party, audience in whom.items():
+        token = _token(project, out / party / TOKEN_KEY, name, audience)
+        _write(folder / token_of(party), token)
+    public = (PINNED, AUTHORITY, *(seal_of(p) for p in range(len(deploy.aggregators))))
+    for file in public:
+        if (out / file).exists():
+            _write(folder / file, (out / file).read_bytes(), is_secret=False)
+    for source in _sources(project):
+        _write(folder / source.name, source.read_bytes(), is_secret=False)
+    rehearsed = project.folder / "devices" / f"{name}{Path(deploy.data).suffix}"
+    if rehearsed.is_file():  # examples for a try-out; a real device has its own
+        _write(folder / deploy.data, rehearsed.read_bytes())
+    _write_starts(name, folder, [device_command(project, name)])
+
+
+def _sources(project: Project) -> Iterator[Path]:
+    """Files of the project whose code the run names: a device needs the same."""
+    names = {ref.name for _, ref in project.spec.parts() if ref.is_own}
+    for module in sorted({name.partition(":")[0] for name in names}):
+        path = project.folder / f"{module}.py"
+        if path.exists():
+            yield path
+
+
+def _token(project: Project, key: Path, name: str, audience: Audience) -> bytes:
+    seconds = project.deploy.token_days * _DAY
+    ring = Keyring.load(key)
+    token = ring.issue("device", name, now=time.time(), seconds=seconds, audience=audience)
+    return f"{token}\n".encode()
+
+
+def _write_starts(party: str, folder: Path, commands: Iterable[Command]) -> None:
+    """A script and a unit for each process."""
+    for command in commands:
+        told: dict[str, Any] = {"name": command.name, "party": party, "line": command.line}
+        told |= {"folder": shlex.quote(command.folder)}
+        script = folder / f"start-{command.name}.sh"
+        _write(script, _SCRIPT.format(**told).encode(), is_secret=False)
+        script.chmod(0o755)
+        unit = folder / f"keyhole-{command.name}.service"
+        _write(unit, _UNIT.format(**told).encode(), is_secret=False)
+
+
+def _folder(path: Path) -> Path:
+    make_directory(path)
+    path.chmod(0o700)
+    return path
+
+
+def _write(path: Path, content: bytes, is_secret: bool = True) -> None:
+    with replacing(path, secret=is_secret) as descriptor:
+        write_all(descriptor, [content])

@@ -1,0 +1,95 @@
+"""keyhole.toml: what it may say, and what is said where it cannot be used."""
+
+import pytest
+
+from keyhole.errors import InputError
+from keyhole.project.forecast import forecast_of
+from keyhole.project.new import write_project
+from keyhole.project.parties import check_parties
+from keyhole.project.spec import FILE, Project
+
+PRIVATE = """
+second = "http://127.0.0.1:8200"
+aggregators = ["http://127.0.0.1:8110", "http://127.0.0.1:8210"]
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write_project(tmp_path / "films")
+    return tmp_path / "films"
+
+
+def changed(folder, old, new):
+    text = (folder / FILE).read_text()
+    assert old in text
+    (folder / FILE).write_text(text.replace(old, new))
+    return Project.open(folder)
+
+
+def private(folder):
+    """The project with two operators."""
+    changed(folder, 'task = "task:TASK"', 'task = "task:TASK"\ndelivery = "pir"')
+    return changed(folder, "devices = 3", f"devices = 3\n{PRIVATE}")
+
+
+def test_a_new_project_says_what_each_party_learns_and_what_a_round_costs(folder):
+    project = Project.open(folder)
+    with project.importable():
+        told = forecast_of(project)
+    assert told.learned["slice server"]["keys"] == "keys and whose they are"
+    assert (told.rounds, told.cohort) == (20, 3)
+    whole = told.costs["no select: the whole model"]
+    assert (whole.bytes_down, whole.bytes_up) == (160, 160)
+    assert told.notes == []
+
+
+def test_a_private_project_tells_of_its_parties_its_price_and_what_a_try_out_is_not(folder):
+    project = private(folder)
+    with project.importable():
+        told = forecast_of(project)
+    assert {seen["keys"] for seen in told.learned.values()} == {"who takes part"}
+    assert any("a try-out, not a protection" in note for note in told.notes)
+    assert any("sends more than the whole model" in note for note in told.notes)
+
+
+def check(folder, old, new):
+    project = changed(folder, old, new)
+    with project.importable():
+        forecast_of(project)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "named"),
+    [
+        ("service =", "servce =", "did you mean service?"),
+        ("rounds = 20", "ronds = 20", "did you mean rounds?"),
+        ("rounds = 20", "rounds = 0", "rounds"),
+        ('"http://127.0.0.1:8100"', '"http://one.example"', "write https"),
+        ('"http://127.0.0.1:8100"', '"one.example"', "not the address of a service"),
+        ("devices = 3", "devices = -1", "devices"),
+        ("devices = 3", 'aggregators = ["http://127.0.0.1:8110"]', "two aggregators"),
+        ("devices = 3", 'second = "http://127.0.0.1:8100"', "one address"),
+        ("devices = 3", 'second = "http://127.0.0.1:8200"', "nobody asks second"),
+        ('task = "task:TASK"', 'task = "task:TASK"\ndelivery = "pir"', "needs a second"),
+        ('task = "task:TASK"', 'task = "task:TASK"\ndelivery = "relay"', "deploys no relay"),
+        ('task = "task:TASK"', "", "names no task"),
+        ("rounds = 20", "rounds =", "expected TOML"),
+    ],
+)
+def test_a_mistake_in_the_file_is_one_line_that_names_it(folder, old, new, named):
+    with pytest.raises(InputError, match=named) as caught:
+        check(folder, old, new)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_second_operator_elsewhere_needs_a_store(folder):
+    project = changed(folder, 'task = "task:TASK"', 'task = "task:TASK"\ndelivery = "pir"')
+    project = changed(folder, "devices = 3", 'second = "https://two.example"')
+    with pytest.raises(InputError, match="no way to the rounds"):
+        check_parties(project)
+
+
+def test_a_new_project_overwrites_nothing(folder):
+    with pytest.raises(InputError, match="not empty"):
+        write_project(folder)
