@@ -29,7 +29,7 @@ DeselectFn: TypeAlias = Callable[[Any, Any], Any]
 
 
 # Parameters of mallopt(3).
-_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -2, -3, -8
 _KEEP, _PAD = 2**31 - 1, 64 << 20
 
 
@@ -38,10 +38,12 @@ def keep_freed_memory() -> bool:
 
     glibc hands freed blocks of megabytes back to the system, and every page of the next one costs a
     fault: at 1000 keys of 500 numbers that is half of a round. A program that owns its process may
-    ask for them to be kept. A library may not, so nothing here happens by itself.
+    ask for them to be kept. A library may not, so nothing here happens by itself. Threads share
+    what is kept: what one has freed is there for all.
     """
     library = ctypes.CDLL(None)
     if not hasattr(library, "mallopt"):
         return False
-    settings = {_MMAP_THRESHOLD: 1 << 30, _TRIM_THRESHOLD: _KEEP, _TOP_PAD: _PAD}
+    # Larger blocks are few, and what is kept of them would be missed.
+    settings = {_MMAP_THRESHOLD: 128 << 20, _TRIM_THRESHOLD: _KEEP, _TOP_PAD: _PAD, _ARENA_MAX: 1}
     return all(library.mallopt(name, value) for name, value in settings.items())

@@ -56,6 +56,8 @@ def encode_varint(number: int) -> bytes:
     >>> [encode_varint(n).hex() for n in (37, 15_293, 494_878_333, 151_288_809_941_952_652)]
     ['25', '7bbd', '9d7f3e7d', 'c2197c5eff14e88c']
     """
+    if 0 <= number < 1 << 6:
+        return bytes((number,))
     for code, (bits, length) in enumerate(_LENGTHS):
         if 0 <= number < 1 << bits:
             return (number | code << (8 * length - 2)).to_bytes(length, "big")
@@ -95,6 +97,8 @@ class Reader:
     def varint(self) -> int:
         """Returns the next number; any of its lengths will do."""
         first = self.take(1)
+        if first[0] < 1 << 6:
+            return first[0]
         length = _LENGTHS[first[0] >> 6][1]
         whole = int.from_bytes(first + self.take(length - 1), "big")
         return whole & ((1 << (8 * length - 2)) - 1)

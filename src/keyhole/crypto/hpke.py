@@ -228,6 +228,8 @@ def extract(salt: bytes, secret: bytes) -> bytes:
 
 def expand(key: bytes, info: bytes, length: int) -> bytes:
     """Computes HKDF-Expand with SHA-256 (RFC 5869)."""
+    if length <= _HASH_BYTES:  # as almost always: one block
+        return hmac.digest(key, info + b"\1", "sha256")[:length]
     blocks, last = [], b""
     for number in range(-(-length // _HASH_BYTES)):
         last = hmac.digest(key, last + info + bytes([number + 1]), "sha256")
@@ -253,7 +255,7 @@ def _shared_secret(agreed: bytes, enc: bytes, public: bytes) -> bytes:
 def _key_schedule(shared: bytes, info: bytes, suite: Suite) -> _Schedule:
     """KeySchedule of the base mode (section 5.1)."""
     name = _suite_id(suite)
-    context = b"\0" + _no_psk(name) + _labeled_extract(b"", name, b"info_hash", info)
+    context = _schedule_context(name, info)
     secret = _labeled_extract(shared, name, b"secret", b"")
     return _Schedule(
         _labeled_expand(secret, name, b"key", context, suite.key_bytes),
@@ -262,11 +264,13 @@ def _key_schedule(shared: bytes, info: bytes, suite: Suite) -> _Schedule:
     )
 
 
-@lru_cache(maxsize=4)  # a constant of each suite
-def _no_psk(suite_id: bytes) -> bytes:
-    return _labeled_extract(b"", suite_id, b"psk_id_hash", b"")
+@lru_cache(maxsize=16)  # of few keys and purposes, and public
+def _schedule_context(suite_id: bytes, info: bytes) -> bytes:
+    no_psk = _labeled_extract(b"", suite_id, b"psk_id_hash", b"")
+    return b"\0" + no_psk + _labeled_extract(b"", suite_id, b"info_hash", info)
 
 
+@lru_cache(maxsize=4)
 def _suite_id(suite: Suite) -> bytes:
     return b"HPKE" + struct.pack(">HHH", KEM_ID, KDF_ID, suite.aead_id)
 

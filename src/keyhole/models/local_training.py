@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -70,6 +70,8 @@ class LocalSgd:
     >>> report
     Report(weight None, loss, no state)
     """
+
+    reads_only: ClassVar[bool] = True  # slices; see `keyhole.rounds.clients`
 
     model: Model
     settings: ClientUpdate

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from functools import partial
 
 import numpy as np
 
+from keyhole.errors import InputError
 from keyhole.primitives.layout import KeysBySpace, Layout
 from keyhole.primitives.report import Report
 from keyhole.rounds.clients import ClientJob, Clients, Jobs, is_nothing
@@ -47,12 +48,11 @@ def add_up_jobs(
 def add_in_blocks(jobs: Jobs, reports: Iterable[Report], layout: Layout) -> Iterator[BlockSum]:
     """Yields the sum of each block of reports; no updates are held but those that clients have just
     brought."""
-    pairs = zip(jobs.keys.values(), reports, strict=True)
-    brought = (_Brought.of(jobs.bound, keys, report) for keys, report in pairs)
+    coming, of_job = iter(reports), partial(_Brought.of, jobs.bound)
     for start in range(0, len(jobs), BLOCK):
         keys = list(jobs.keys.values())[start : start + BLOCK]
-        yield _add_block(islice(brought, len(keys)), keys, layout)
-    next(brought, None)  # `strict` finds out here
+        # A loop of our own would hold on to one update while it waits for the next.
+        yield _add_block(map(of_job, keys, coming), keys, layout)
 
 
 @dataclass(frozen=True)
@@ -82,11 +82,17 @@ def _add_block(
     before: BlockSum | None = None,
 ) -> BlockSum:
     """Adds up what clients of one block bring; those without a usable update are left out."""
-    adder, noted = BlockAdder(layout, keys, before), []
-    for at, each in enumerate(brought):
+    adder, noted = BlockAdder(layout, keys, before), list[_Brought]()
+    for each in brought:
         if each.is_sent:
-            adder.add(at, each.taken.update)
+            adder.add(len(noted), each.taken.update)
         noted.append(each.without_update)
+        del each  # no update is held while the next client trains; `enumerate` would hold it, too
+    if len(noted) != len(keys):
+        raise InputError(
+            f"clients of a block brought too little: got {len(noted)} reports; expected "
+            f"{len(keys)}; let the executor return one report for each job"
+        )
     if not adder.is_finite():
         raise sum_overflow(np.dtype(np.float32))
     return _with_notes(adder.total(), noted, before)

@@ -126,7 +126,7 @@ class DataOnce:
 
     def _make(self, client: int) -> Any:
         data = self._data(client)
-        self._left -= _bytes_in(data)
+        self._left -= bytes_in(data)
         if self._left > 0:
             self._held[client] = data
         return data
@@ -135,17 +135,16 @@ class DataOnce:
         return self._held.pop(client) if client in self._held else self._data(client)
 
 
-def _bytes_in(data: Any) -> int:
-    """How many bytes the arrays of a client's data take; dicts, lists and dataclasses are looked
-    into."""
+def bytes_in(data: Any) -> int:
+    """Returns how many bytes arrays take, in dicts, lists and dataclasses too."""
     if hasattr(data, "nbytes"):
         return int(data.nbytes)
     if isinstance(data, Mapping):
-        return sum(map(_bytes_in, data.values()))
+        return sum(map(bytes_in, data.values()))
     if isinstance(data, list | tuple):
-        return sum(map(_bytes_in, data))
+        return sum(map(bytes_in, data))
     if is_dataclass(data):
-        return sum(_bytes_in(getattr(data, field.name)) for field in fields(data))
+        return sum(bytes_in(getattr(data, field.name)) for field in fields(data))
     return getsizeof(data)
 
 

@@ -11,6 +11,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from queue import SimpleQueue
+from threading import Lock
 from typing import Any, TypeVar
 
 import jax
@@ -19,10 +20,11 @@ from jaxlib.xla_client import make_cpu_client
 
 from keyhole.errors import InputError
 from keyhole.primitives.report import Report
-from keyhole.rounds.clients import ClientJob, Clients
+from keyhole.rounds.clients import ClientJob, Clients, bytes_in
 from keyhole.rounds.workers import THREADS, count_cores, set_one_thread
 
 _CORE = "keyhole_core_"  # names the CPU backend of each core beside the first
+_LARGE = 8 << 20  # bytes of an update, of which few may wait for their turn
 _In = TypeVar("_In")
 _Out = TypeVar("_Out")
 
@@ -65,11 +67,16 @@ def _register_cores() -> None:
         jax.config.update("jax_platforms", ",".join([platforms, *names]))
 
 
-def map_on_cores(work: Callable[[_In], _Out], items: Iterable[_In], count: int) -> Iterator[_Out]:
+def map_on_cores(
+    work: Callable[[_In], _Out],
+    items: Iterable[_In],
+    count: int,
+    is_large: Callable[[_Out], bool] = lambda _: False,
+) -> Iterator[_Out]:
     """Yields `work` of each item, in order, from `count` threads with a core of JAX each.
 
     Items are taken as threads get free: no more than twice as many as threads are held at a time,
-    with what was made of them.
+    with what was made of them; where that is large, one more than threads.
     """
     cores: SimpleQueue[Any] = SimpleQueue()
     for device in _devices(count):
@@ -86,11 +93,13 @@ def map_on_cores(work: Callable[[_In], _Out], items: Iterable[_In], count: int) 
     left, waiting = iter(items), deque[Future[_Out]]()
     pool = ThreadPoolExecutor(count)
     try:
-        waiting.extend(pool.submit(on_a_core, item) for item in islice(left, 2 * count))
+        waiting.extend(pool.submit(on_a_core, item) for item in islice(left, count + 1))
         while waiting:
+            room = count + 1 if is_large(waiting[0].result()) else 2 * count
             yield waiting[0].result()
             waiting.popleft()
-            waiting.extend(pool.submit(on_a_core, item) for item in islice(left, 1))
+            free = max(0, room - len(waiting))
+            waiting.extend(pool.submit(on_a_core, item) for item in islice(left, free))
     finally:
         # Not `with pool`: Python 3.11 takes a thread for ended once a join of it is interrupted,
         # and then aborts when the process ends before it.
@@ -136,4 +145,16 @@ class Cores:
     def __call__(self, clients: Clients, jobs: Sequence[ClientJob]) -> Iterator[Report]:
         """Yields reports in the order of the jobs; raises what the first client that failed has
         raised."""
-        return map_on_cores(lambda job: job.run(clients), jobs, self.count)
+        making = Lock()  # a delivery of one's own need not know of threads
+
+        def run(at: int) -> Report:
+            with making:
+                job = jobs[at]
+            return job.run(clients)
+
+        # A job is made where it runs, so that no sub-model waits for its turn.
+        return map_on_cores(run, range(len(jobs)), self.count, _has_large_update)
+
+
+def _has_large_update(report: Report) -> bool:
+    return bytes_in(report.update) > _LARGE

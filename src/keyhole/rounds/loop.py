@@ -228,6 +228,7 @@ class Run:
             if updates is not None:
                 with running("step of the optimizer", " in round {}", t):
                     self._commit(updates, record)
+            del updates  # as large as all that clients chose
             self.records.append(record)  # from here on the round has been made
             if evaluation is not None and evaluation.is_due(t):
                 self.records[-1] = replace(record, metrics=evaluation.of(self.state))
