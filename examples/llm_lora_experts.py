@@ -1,12 +1,14 @@
 """Fine-tuning a mixture of experts by (layer, expert) and LoRA by (layer, rank).
 
 The model is a tiny Mixtral with random weights; people write sequences in one of four dialects.
-Prints the loss and the bytes of a client and round when it takes everything, and when it takes
-a part. The frozen base never travels. Needs the extras `torch` and `llm`. `--small` runs it in
+Chooses the clients' learning rate by the loss of people who are set aside for that, then prints the
+loss of others, and the bytes of a client and round, when it takes everything, and when it takes a
+part. The frozen base never travels. Needs the extras `torch` and `llm`. `--small` runs it in
 seconds.
 """
 
 import sys
+from dataclasses import replace
 
 import numpy as np
 import peft
@@ -15,7 +17,9 @@ import transformers
 
 import keyhole as kh
 
-PEOPLE, ROUNDS = (12, 2) if "--small" in sys.argv else (200, 60)
+PEOPLE, ROUNDS, RATES = (200, 60, (1.5, 4.5, 13.5))
+if "--small" in sys.argv:
+    PEOPLE, ROUNDS, RATES = (12, 2, (0.5, 1.5))
 WORDS, LENGTH, DIALECTS = 64, 12, 4
 
 
@@ -50,7 +54,7 @@ def loss(logits, batch):
     return torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), following)
 
 
-def test_loss(outputs, examples):
+def mean_loss(outputs, examples):
     return float(loss(torch.from_numpy(outputs), {"ids": torch.from_numpy(examples["ids"])}))
 
 
@@ -62,13 +66,25 @@ model = kh.torch.from_module(adapted, loss, cuts, forward=forward)
 
 rng = np.random.default_rng(0)
 data = kh.data.from_dict({f"person {n}": write(n, rng) for n in range(PEOPLE)}).hold_out(0.1)
-task = kh.Task(model, data, keys=kh.keys.independent, metrics={"loss": test_loss})
-settings: dict = {"cohort": 10, "client_lr": 1.5, "evaluate_every": ROUNDS, "progress": False}
+tuning = replace(data, splits={"train": data.splits["train"]}).hold_out(0.15, seed=1)
+settings: dict = {"rounds": ROUNDS, "cohort": 10, "evaluate_every": ROUNDS, "progress": False}
+
+
+def train(data, m, rate):
+    task = kh.Task(model, data, keys=kh.keys.independent, metrics={"loss": mean_loss})
+    return kh.train(task, m=m, mean_over="choosers", client_lr=rate, **settings)
+
+
 every = {space.name: space.num_keys for space in model.layout.spaces}  # 16 of each
 base = sum(p.numel() for name, p in adapted.named_parameters() if "lora" not in name)
 print(f"base: {4 * base:,} bytes, with experts; never sent whole")
 for m in (every, {"rank": 8, "expert": 8}, {"rank": 4, "expert": 4}):
-    run = kh.train(task, rounds=ROUNDS, m=m, mean_over="choosers", **settings)
+    losses = {rate: train(tuning, m, rate).metrics["loss"] for rate in RATES}
+    rate = min(RATES, key=lambda each: losses[each])
+    run = train(data, m, rate)
     down = model.layout.client_bytes(**m)
-    print(f"{m}: {down:,} bytes down per client and round, loss {run.metrics['loss']:.3f}")
+    print(
+        f"{m}: {down:,} bytes down per client and round, loss {run.metrics['loss']:.3f} at rate "
+        f"{rate}, of {', '.join(f'{each} ({found:.3f})' for each, found in losses.items())}"
+    )
     kh.torch.save_trained(model, run.model(), "llm_lora_experts")  # for peft, and to go on with

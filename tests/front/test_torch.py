@@ -294,7 +294,7 @@ def test_tied_tensors_that_are_cut_differently_are_refused(cuts, said):
         _ = kh.torch.Model(lambda item, b=0: Tied(item), next_word, cuts).layout
 
 
-def test_frozen_layers_do_not_travel_and_are_the_same_everywhere():
+def test_frozen_layers_are_no_parameters_and_the_same_everywhere():
     model = make_model({"frozen": True})
     assert not any(name.startswith("base") for name in model.init(0))
     nets = [model.module(model.layout.select(model.init(s), KEYS)) for s in (0, 1)]
@@ -307,16 +307,38 @@ def test_frozen_layers_do_not_travel_and_are_the_same_everywhere():
     assert torch.equal(before, whole.base.weight)
 
 
-def test_a_frozen_tensor_that_is_cut_has_an_update_of_zero():
+@pytest.mark.parametrize("how", [{}, {"frozen": ["items.*", "base.*"]}], ids=["asks", "named"])
+def test_a_frozen_tensor_that_is_cut_is_cut_for_the_client_and_not_in_its_update(how):
     class Frozen(Net):
         def __init__(self, item):
             super().__init__(item)
-            self.items.requires_grad_(False)
+            if not how:
+                self.items.requires_grad_(False)
+                self.base.requires_grad_(False)
 
-    model = kh.torch.Model(Frozen, loss, CUT)
-    _, update = update_of(model, ClientUpdate(client_lr=0.3))
-    assert not update["items.weight"].any()
+    model, settings = kh.torch.Model(Frozen, loss, CUT, **how), ClientUpdate(client_lr=0.3)
+    trained = kh.torch.Model(Net, loss, CUT)
+    train = model.trainer(settings)
+    params = model.init(0)
+    assert params.keys() == {"out.weight", "out.bias"}
+    assert model.frozen_leaves.layout.client_size(item=5) == 5 * 4 + 20
+    slices = model.layout.select(params, KEYS)
+    with pytest.raises(InputError, match="must be told its keys: got none beside parameters"):
+        train(slices, client(), np.random.default_rng(0))
+    keys = {"item": KEYS}
+    update = train.for_keys(keys)(slices, client(), np.random.default_rng(0))
+    # The first step is one of the same module with everything trained; later ones are not.
+    one = ClientUpdate(client_lr=0.3, batch_size=100)
+    first = model.trainer(one).for_keys(keys)(slices, client(), np.random.default_rng(0))
+    everything = trained.layout.select(trained.init(0), KEYS)
+    whole = trained.trainer(one)(everything, client(), np.random.default_rng(0))
+    assert all(np.array_equal(first[name], whole[name]) for name in params)
+    assert update.keys() == params.keys()
     assert update["out.weight"].any()
+    with pytest.raises(CutError, match="frozen names no parameter of the module: got 'bose"):
+        _ = kh.torch.Model(Net, loss, CUT, frozen=["bose.*"]).layout
+    with pytest.raises(CutError, match="nothing of the module is trained: got 5 frozen"):
+        _ = kh.torch.Model(Net, loss, CUT, frozen=["*"]).layout
 
 
 def test_predictions_are_those_of_the_module():

@@ -70,7 +70,10 @@ def test_a_sweep_in_processes_is_drawn(here, tmp_path):
 
 
 @pytest.mark.slow
-def test_devices_make_the_same_bytes(here, tmp_path):
+@pytest.mark.parametrize("task", ["TASK", "FROZEN"])
+def test_devices_make_the_same_bytes(task, tmp_path):
+    run = RUN.replace("TASK", task).replace("--rounds 2", "--rounds 3")
+    keyhole(run, tmp_path / "here", "--delivery", "pregenerated")
     (tmp_path / "rounds").mkdir()
     keyhole("token new-key", tmp_path / "key")
     with ExitStack() as stack:
@@ -85,10 +88,15 @@ def test_devices_make_the_same_bytes(here, tmp_path):
                 token.chmod(0o600)
                 issue = f"token issue --device device-{client} --key"
                 keyhole(issue, tmp_path / "key", stdout=file)
-            task = ["--task", f"{OWN}:TASK", "--data", f"{OWN}:DATA", "--seed", 0, "--rounds", 2]
-            flags = ["--token-file", token, "--client", client, *task]
+            named = ["--task", f"{OWN}:{task}", "--data", f"{OWN}:DATA", "--seed", 0]
+            flags = ["--token-file", token, "--client", client, *named, "--rounds", 3]
+            flags += ["--cache", tmp_path / f"cache-{client}"]
             device = start(["device", url, *flags], stdout=subprocess.DEVNULL)
             stack.callback(device.communicate)
             stack.callback(device.terminate)
-        keyhole(RUN, tmp_path / "run", "--devices", tmp_path / "rounds", "--round-seconds", "120")
-    assert same_bytes(here, model_of(tmp_path / "run"))
+        keyhole(run, tmp_path / "run", "--devices", tmp_path / "rounds", "--round-seconds", "120")
+    assert same_bytes(model_of(tmp_path / "here"), model_of(tmp_path / "run"))
+    here, there = (kh.open_run(next((tmp_path / name).iterdir())) for name in ("here", "run"))
+    pairs = zip(here.records(), there.records(), strict=True)
+    assert all(sorted(a.bytes_down) == sorted(b.bytes_down) for a, b in pairs)
+    assert list(tmp_path.glob("cache-*/frozen/*.slices")) != [] or task == "TASK"

@@ -36,3 +36,22 @@ def make_data():
 DATA = make_data()
 CUT = kh.Cut(kh.KeySpace("item", ITEMS), {"items.weight": 0})
 TASK = kh.Task(kh.torch.Model(Net, loss, cuts=[CUT]), DATA, metrics={"accuracy": accuracy})
+
+
+class Tuned(Net):
+    """Its vectors are frozen; a number for each item is trained."""
+
+    def __init__(self, item):
+        super().__init__(item)
+        self.bias = torch.nn.Embedding(item, 1)
+
+    def forward(self, batch):
+        return super().forward(batch) + self.bias(batch["item"])[:, 0]
+
+
+OF_BOTH = kh.Cut(CUT.space, {"items.weight": 0, "bias.weight": 0})
+FROZEN = kh.Task(
+    kh.torch.Model(Tuned, loss, cuts=[OF_BOTH], frozen=["items.*"]),
+    DATA,
+    metrics={"accuracy": accuracy},
+)

@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 from keyhole.cli.token import token
 from keyhole.delivery.records import Records
-from keyhole.device.device import refuse_unbound
+from keyhole.device.fetch import refuse_unbound
 from keyhole.errors import AccessError, InputError, RequestError
 from keyhole.wire.manifest import describe_round, name_round, table_info
 from keyhole.wire.settings import sum_settings

@@ -124,6 +124,7 @@ def _row(spec: RunSpec) -> tuple[str, ...]:
 )
 @spec_options(
     *("--aggregation", "--mean-over", "--server-lr", "--optimizer"),
+    "--server-parameters",
     *("--value-clip", "--ring-bits", "--signed", "--max-update-norm", "--above-norm"),
     *("--trim", "--untouched", "--norm-alarm"),
     *("--min-clients-per-key", "--count-noise", "--sum-metrics"),

@@ -29,6 +29,7 @@ from keyhole.files import checksum, make_directory, replacing, storage_errors, w
 _Rounds: TypeAlias = NDArray[np.int64]
 
 _SUFFIX = ".slices"
+_NO_LIMIT = 1 << 62
 _HEAD = struct.Struct("<4s32sQQI")  # version, table, records, bytes of each, CRC-32 of the index
 _VERSION = b"KHC2"
 _INDEX_BYTES = 16 + HASH_BYTES  # of a record: its key, when it was last used, its leaf
@@ -85,6 +86,12 @@ class SliceCache:
             for path in sorted(directory.glob(f"*{_SUFFIX}")):
                 self._load(path)
         self._now = max((int(t.used.max(initial=0)) for t in self._tables.values()), default=0)
+
+    def beside(self, name: str) -> SliceCache:
+        """Returns a cache in a folder of this one's, in memory where this one is, that keeps slices
+        of any size and forgets none."""
+        folder = None if self._directory is None else self._directory / name
+        return SliceCache(folder, _NO_LIMIT, min_record=0)
 
     def __repr__(self) -> str:
         with self._lock:

@@ -10,6 +10,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property
 from math import prod
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -29,11 +30,11 @@ from keyhole.device.fetch import (
     Want,
     WholeModel,
     fetch_slices,
+    refuse_unbound,
 )
 from keyhole.errors import (
     DamageError,
     NotFoundError,
-    RequestError,
     ServiceError,
     StorageError,
     ViolationError,
@@ -54,7 +55,7 @@ from keyhole.wire.manifest import (
     number_of,
 )
 from keyhole.wire.messages import encode_report, encode_update
-from keyhole.wire.settings import SUM_SETTING, refuse_clear
+from keyhole.wire.settings import refuse_clear
 from keyhole.wire.signing import SIGNATURE, TrainerKey, read_signature
 from keyhole.wire.sockets import Certificate, Clock, Retry, Timeouts, refuse_longer
 
@@ -189,6 +190,11 @@ class Device:
         """Closes connections; a later request opens a new one."""
         self.client.close()
 
+    @cached_property
+    def frozen(self) -> SliceCache:
+        """Rows of frozen leaves, in a folder beside the slices of earlier rounds."""
+        return (self._cache or SliceCache(None)).beside("frozen")
+
     def current(self) -> RoundNow:
         """Returns the newest round.
 
@@ -310,7 +316,7 @@ class Device:
         """Fetches all tables (option 1, broadcast). The device selects at home, and nobody learns a
         key."""
         known, traffic = self.known(round), FetchTraffic()
-        places = range(len(known.manifest.tables))
+        places = range(known.trained)
         tables = tuple(self.fetch_table(round, place, traffic) for place in places)
         return WholeModel(known, tables, traffic)
 
@@ -368,7 +374,9 @@ class Device:
             asked: places of tables in the manifest, and keys that have been checked.
             traffic: what it costs is added here.
         """
-        known, cache = self.known(round), self._cache
+        known = self.known(round)
+        has_frozen = any(known.manifest.tables[place].is_frozen for place, _ in asked)
+        cache = None if has_frozen else self._cache  # those are kept by their root
         refuse_unbound(known.manifest, [place for place, _ in asked])
         wants = []
         for place, keys in asked:
@@ -446,17 +454,6 @@ class Device:
         limit = max(1, nodes * HASH_BYTES)
         body = self.client.get(f"{path}/proof", token=token, limit=limit, check=check).body
         return np.frombuffer(body, np.uint8).reshape(nodes, HASH_BYTES)
-
-
-def refuse_unbound(manifest: Manifest, places: Sequence[int]) -> None:
-    """Raises RequestError where slices without a root would be trained on for a secure sum: their
-    service could give each device others, until the sum is one device's update."""
-    if SUM_SETTING in manifest.settings and not all(manifest.tables[i].root for i in places):
-        raise RequestError(
-            "slices of this round are bound to nothing: got a table without a root, and a secure "
-            "sum; expected tables that were published; nothing was fetched; publish the round "
-            "with `keyhole train --devices`"
-        )
 
 
 def _number(round_id: str) -> int:

@@ -20,7 +20,13 @@ from keyhole import tree
 from keyhole.arrays import Array, Tree
 from keyhole.crypto.merkle import HashArray, hash_leaves
 from keyhole.delivery.records import RecordArray, Records
-from keyhole.errors import DamageError, InputError, KeySpaceError, NotFoundError
+from keyhole.errors import (
+    DamageError,
+    InputError,
+    KeySpaceError,
+    NotFoundError,
+    RequestError,
+)
 from keyhole.primitives.keyspace import Keys, KeySpace
 from keyhole.primitives.layout import ClientKeys, Layout
 from keyhole.wire.http import OCTETS, HttpClient, Received
@@ -41,6 +47,7 @@ from keyhole.wire.messages import (
     max_answer_bytes,
     names_of,
 )
+from keyhole.wire.settings import SUM_SETTING
 from keyhole.wire.sockets import refuse_longer
 
 _ALIGNED = 8  # bytes of the longest number that a record holds
@@ -304,6 +311,7 @@ class Submodel:
     keys: Mapping[str, Keys]
     traffic: FetchTraffic
     wrong: int = 0  # rows that were not those of the round: a private fetch does without them
+    frozen: Tree | None = None  # leaves that are not trained, where the round has some
 
     def __repr__(self) -> str:
         return f"Submodel({_counts(self.keys)}, {self.traffic.bytes_down} bytes received)"
@@ -323,6 +331,16 @@ class KnownRound:
     def records(self) -> tuple[Records, ...]:
         """What the records of each table hold."""
         return tuple(table.records for table in self.manifest.tables)
+
+    @cached_property
+    def trained(self) -> int:
+        """How many tables hold what is trained; those of frozen leaves come after them."""
+        return len(self.manifest.trained)
+
+    @cached_property
+    def frozen_layout(self) -> Layout | None:
+        """The leaves that are not trained, and their cuts."""
+        return self.manifest.frozen_layout
 
     @cached_property
     def layout(self) -> Layout:
@@ -388,7 +406,8 @@ class KnownRound:
         """Returns the sub-model from the records of each part, in the order of
         `part.keys_of(keys)`."""
         leaves: dict[str, Array] = {}
-        for part, table, found in zip(self.layout.parts, self.records, records, strict=True):
+        tables = self.records[: self.trained]
+        for part, table, found in zip(self.layout.parts, tables, records, strict=True):
             counts = [len(keys[factor.name]) for factor in part.product.factors]
             leaves |= part.from_rows(table.decode_rows(found), counts)
         return tree.unflatten(self.layout.structure, leaves)
@@ -431,3 +450,14 @@ class WholeModel:
 
 def _counts(keys: Mapping[str, Keys]) -> str:
     return ", ".join(f"{len(z)} of {name!r}" for name, z in keys.items()) or "nothing selected"
+
+
+def refuse_unbound(manifest: Manifest, places: Sequence[int]) -> None:
+    """Raises RequestError where slices without a root would be trained on for a secure sum: their
+    service could give each device others, until the sum is one device's update."""
+    if SUM_SETTING in manifest.settings and not all(manifest.tables[i].root for i in places):
+        raise RequestError(
+            "slices of this round are bound to nothing: got a table without a root, and a secure "
+            "sum; expected tables that were published; nothing was fetched; publish the round "
+            "with `keyhole train --devices`"
+        )

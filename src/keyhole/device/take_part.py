@@ -22,6 +22,7 @@ from keyhole.arrays import Tree
 from keyhole.delivery.base import Delivery
 from keyhole.device.device import Assignment, Device, DeviceKeys
 from keyhole.device.fetch import KnownRound, Submodel
+from keyhole.device.frozen import with_frozen
 from keyhole.errors import (
     AccessError,
     ConflictError,
@@ -194,8 +195,8 @@ def _take(device: Device, told: Assignment, participant: Participant, send: Send
         refuse_clear(known.manifest.settings)
     if SUM_SETTING in known.manifest.settings:
         device.refuse_unpinned()
-    keys = participant.choose(known)
-    fetched = participant.fetch(device, told, keys)
+    keys, is_private = participant.choose(known), participant.fetch is not Device.fetch
+    fetched = with_frozen(device, told, participant.fetch(device, told, keys), is_private)
     who = f"this device in round {told.number}"
     report = Report.of(participant.train(known, fetched)).checked(who, MAX_STATE_BYTES)
     ready = bound_of(known.manifest.settings).ready(report, fetched.keys, who)
@@ -430,7 +431,8 @@ class PopulationClient:
         settings, t = DeviceSettings.of(known), known.manifest.number
         clients, bound = self._clients(settings), bound_of(known.manifest.settings)
         path, state = (*self._draws(settings), t), clients.states.get(self.client, before=t)
-        job = ClientJob.of(*path, self.client, fetched.keys, fetched.model, bound, state)
+        held = bound, state, fetched.frozen
+        job = ClientJob.of(*path, self.client, fetched.keys, fetched.model, *held)
         report = job.brought(clients)
         return report.update if report.beside is None else report
 

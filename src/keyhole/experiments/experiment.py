@@ -51,9 +51,11 @@ from keyhole.rounds.loop import Evaluation, Rounds, Run, resume_run, start_run, 
 from keyhole.rounds.machine import Buffering, exponential
 from keyhole.rounds.record import RoundRecord
 from keyhole.rounds.round import Executor, in_process
+from keyhole.rounds.server_groups import with_groups
 from keyhole.rounds.spec import RunParts, RunSpec
 from keyhole.sampling import UNCOUNTED, Cohorts, Stream, generator
 from keyhole.server.client_states import MAX_STATE_BYTES
+from keyhole.server.frozen import Receipts
 from keyhole.server.state import ServerState
 from keyhole.server.store import holds_store
 
@@ -70,7 +72,6 @@ KINDS = {
 }
 """Field that names a part, `keys` for every choice -> what a part of your own must be there. An
 engine that is named by its class is checked once it is made."""
-
 
 Hold: TypeAlias = Callable[[ServerState], ServerState]
 """Takes over a server's state that was made in this process; returns the one to train."""
@@ -181,7 +182,8 @@ class Experiment:
                 own = self._own("server.optimizer")(server.lr)
             MADE_OPTIMIZER.check(f"what {server.optimizer} returns for a learning rate", own)
             named = replace(named, server=own)
-        return replace(named, server=with_added(named.server, self.task.model))
+        stepped = with_groups(server, named.server, self.task.model.layout)
+        return replace(named, server=with_added(stepped, self.task.model))
 
     def _own(self, path: str) -> Any:
         """The part of your own that a field names."""
@@ -217,6 +219,7 @@ class Experiment:
             train=trainer_of(self.task.model, self.algorithm.client, slots),
             localize=localize_of(self.spec, self.task),
             max_state_bytes=getattr(self.task.model, "max_state_bytes", MAX_STATE_BYTES),
+            frozen=Receipts.of(self.task.model),
             users=KeyUsers.among(self.task.clients, self.task.data, self.task.count_keys)
             if "users" in self._facts
             else None,

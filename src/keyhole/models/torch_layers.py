@@ -99,6 +99,7 @@ def from_module(
         schedule=schedule,
         stochastic=stochastic,
         clip_norm=clip_norm,
+        local=("*",),
     )
 
 

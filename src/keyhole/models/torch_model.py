@@ -6,9 +6,9 @@ What of a module travels:
 - trainable parameters, and float buffers such as the running statistics of BatchNorm: down, and
   their change up, averaged as all parameters are. A tensor with several names travels once, under
   the first of them.
-- frozen parameters (`requires_grad` False) that are not cut: never. Who makes the module has
-  them: they are as `make_net` makes or loads them after `torch.manual_seed(0)`. Where they are cut
-  they travel down with their slices, and their update is zero.
+- frozen parameters (`requires_grad` False, or named by `frozen`): down once for each digest, cut or
+  not, and never up; they are as `make_net` makes or loads them after `torch.manual_seed(0)`. Those
+  that are `local` never travel: who makes the module has them.
 - integer buffers (`num_batches_tracked`), and those that are not in the state dict: never. Each
   client starts with those that `make_net` made.
 
@@ -18,7 +18,7 @@ A module with a method `set_keys(keys)` is told which keys its rows stand for, b
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from math import inf
@@ -28,12 +28,13 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from keyhole.arrays import Array, Tree
-from keyhole.errors import CutError, InputError, ShapeError
+from keyhole.errors import InputError
 from keyhole.models.client_update import Batch, ClientUpdate, Trainer
+from keyhole.models.torch_tensors import Tensors, check_shapes, travelling
 from keyhole.models.torch_training import GENERATOR, Net, Nets, TorchTrainer, as_tensors, torch_lib
-from keyhole.parts import near_miss
 from keyhole.primitives.coding import count_slots
 from keyhole.primitives.layout import Cut, KeysBySpace, Layout
+from keyhole.server.frozen import FrozenLeaves
 
 MakeOptimizer: TypeAlias = Callable[[list[tuple[str, Any]], float], Any]
 """`(named trainable parameters, client_lr) -> torch.optim.Optimizer`, once for each client."""
@@ -52,6 +53,10 @@ class TorchModel:
         optimizer: `(named parameters, lr) -> torch.optim.Optimizer`, made for each client, with
             groups and moments as you like; plain SGD with the momentum of the run unless told.
         schedule: `(step, steps) -> factor` of the learning rate, steps counted from 0.
+        frozen: names of parameters that are not trained, `*` for any text, beside those that
+            require no gradient.
+        local: names of frozen parameters that every client has from `make_net`, such as a base that
+            it loads; where they are cut, they travel all the same.
         clip_norm: gradients are scaled down to this Euclidean norm over all parameters before each
             step, where they are longer; infinity never scales.
         stochastic: whether training draws from PyTorch's own generator, as dropout does. It is
@@ -75,6 +80,8 @@ class TorchModel:
     schedule: Callable[[int, int], float] | None = None
     stochastic: bool = False
     clip_norm: float = inf
+    frozen: Sequence[str] = ()
+    local: Sequence[str] = ()
     _for_prediction: Nets = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -99,22 +106,28 @@ class TorchModel:
 
     @property
     def layout(self) -> Layout:
-        """The cuts checked against the tensors of the whole module."""
+        """The cuts checked against the tensors of the whole module that are trained."""
         return self._tensors.layout
+
+    @property
+    def frozen_leaves(self) -> FrozenLeaves | None:
+        """What is not trained and reaches a client once; None where there is nothing."""
+        return self._tensors.frozen
 
     def init(self, seed: int, /) -> Tree:
         """Returns the parameters of the whole module, made after `torch.manual_seed(seed)`."""
         net = self._make_module(self._whole, seed)
-        found = _travelling(net, self._tensors.frozen)
+        found = travelling(net, self._not_trained)
         return {name: np.array(tensor.detach().float().numpy()) for name, tensor in found.items()}
 
     def predict(self, params: Tree, batch: Batch, /) -> Array:
         """Returns the outputs of the module in evaluation mode."""
         torch = torch_lib()
-        sizes = count_slots(self.layout, params)
+        sizes = self.sizes_of(params, self._if_whole(params))
         net = self._for_prediction.take(sizes)
         try:
             self.tell_keys(net.module, sizes)
+            self.put_frozen(net, sizes)
             net.module.train(False)
             for name, tensor in net.travelling.items():
                 tensor.data = _shared(torch, params[name]).to(tensor.dtype)
@@ -135,11 +148,47 @@ class TorchModel:
         Args:
             keys: that the parameters were selected with; a module with `set_keys` needs them.
         """
-        sizes = count_slots(self.layout, params)
+        keys = keys or self._if_whole(params)
+        sizes = self.sizes_of(params, keys)
         net = self.make(sizes)
         self.tell_keys(net.module, sizes, keys)
+        self.put_frozen(net, sizes, keys)
         net.load(params)
         return net.module.train(False)
+
+    def sizes_of(self, params: Tree, keys: KeysBySpace | None = None) -> dict[str, int]:
+        """Returns how many keys of each key space parameters are of.
+
+        Raises:
+            InputError: a key space cuts frozen tensors alone, and no keys tell.
+        """
+        found = count_slots(self.layout, params)
+        if keys is None and found.keys() != self._whole.keys():
+            raise _keys_unknown(found)
+        return {name: found[name] if keys is None else len(keys[name]) for name in self._whole}
+
+    def put_frozen(
+        self,
+        net: Net,
+        sizes: Mapping[str, int],
+        keys: KeysBySpace | None = None,
+        frozen: Tree | None = None,
+    ) -> None:
+        """Puts the frozen tensors of keys into a module, which shares their memory.
+
+        Args:
+            frozen: as they arrived on a device; those of the whole module without it.
+
+        Raises:
+            InputError: it is not the whole module, frozen tensors are cut, and its keys are not
+                known.
+        """
+        if frozen is None and net.frozen:
+            frozen = self._tensors.frozen_of(lambda: self._keys_of(sizes, keys))
+        for name, tensor in net.frozen.items():
+            found = frozen[name] if frozen is not None else tensor
+            held = _shared(torch_lib(), found) if isinstance(found, np.ndarray) else found
+            tensor.data = held.to(tensor.dtype)
 
     def tell_keys(
         self, module: Any, sizes: Mapping[str, int], keys: KeysBySpace | None = None
@@ -151,16 +200,16 @@ class TorchModel:
         """
         if not hasattr(module, "set_keys"):
             return
-        if keys is None:
-            if sizes != self._whole:
-                raise InputError(
-                    "the module must be told its keys: got none beside "
-                    f"{', '.join(f'{count} of {name!r}' for name, count in sizes.items())}; "
-                    "expected the keys that its slices were selected with; train with "
-                    "trainer.for_keys(keys), or pass keys="
-                )
-            keys = {space.name: space.all_keys() for space in self.layout.spaces}
-        module.set_keys({name: z.array for name, z in keys.items()})
+        known = self._keys_of(sizes, keys)
+        module.set_keys({name: z.array for name, z in known.items()})
+
+    def _keys_of(self, sizes: Mapping[str, int], keys: KeysBySpace | None) -> KeysBySpace:
+        """The keys of a module, which are all keys where it is the whole one."""
+        if keys is not None:
+            return keys
+        if sizes != self._whole:
+            raise _keys_unknown(sizes)
+        return self._every_key
 
     def trainer(
         self, settings: ClientUpdate, slots: Mapping[str, Sequence[int]] | None = None, /
@@ -179,22 +228,39 @@ class TorchModel:
         Raises:
             ShapeError: its tensors are not those of the whole module with shorter axes.
         """
-        module = self._make_module(sizes, 0)
-        frozen = self._tensors.frozen
-        found = _travelling(module, frozen)
-        _check_shapes(self.layout, sizes, {name: tuple(t.shape) for name, t in found.items()})
-        for name, parameter in module.named_parameters():
-            if name in frozen:
-                parameter.data = frozen[name]  # one memory for all modules
-        return Net.of(module, found, frozen)
+        module, tensors = self._make_module(sizes, 0), self._tensors
+        found = travelling(module, self._not_trained)
+        named = dict(module.named_parameters())
+        held = {name: p for name, p in named.items() if name in tensors.held}
+        check_shapes(self.layout, sizes, found)
+        if tensors.frozen is not None:
+            check_shapes(tensors.frozen.layout, sizes, held)
+        for name in tensors.local:
+            named[name].data = tensors.local[name]  # one memory for all modules
+        for name in self._not_trained:
+            named[name].requires_grad_(False)
+        return Net.of(module, found, held)
+
+    @property
+    def _not_trained(self) -> dict[str, Any]:
+        return {**self._tensors.held, **self._tensors.local}
+
+    @cached_property
+    def _every_key(self) -> KeysBySpace:
+        return {space.name: space.all_keys() for space in self.layout.spaces}
+
+    def _if_whole(self, params: Tree) -> KeysBySpace | None:
+        """All keys, where parameters tell of no fewer."""
+        found = count_slots(self.layout, params)
+        return self._every_key if found.items() <= self._whole.items() else None
 
     @property
     def _whole(self) -> dict[str, int]:
         return {cut.space.name: cut.space.num_keys for cut in self.cuts}
 
     @cached_property
-    def _tensors(self) -> _Tensors:
-        return _Tensors.of(self._make_module(self._whole, 0), self.cuts)
+    def _tensors(self) -> Tensors:
+        return Tensors.of(self._make_module(self._whole, 0), self.cuts, self.frozen, self.local)
 
     def _make_module(self, sizes: Mapping[str, int], seed: int) -> Any:
         with GENERATOR.seeded(seed):
@@ -207,101 +273,12 @@ class TorchModel:
         return module
 
 
-@dataclass(frozen=True)
-class _Tensors:
-    """What is known of the whole module: its layout, and what is frozen and never travels."""
-
-    layout: Layout
-    frozen: Mapping[str, Any]
-
-    @staticmethod
-    def of(module: Any, cuts: Sequence[Cut]) -> _Tensors:
-        first = _first_names(module)
-        cuts = [Cut(cut.space, _by_first_name(cut, first)) for cut in cuts]
-        _check_tied(module, cuts, first)
-        cut_names = {name for cut in cuts for name in cut.axes}
-        frozen = {
-            name: parameter.detach()
-            for name, parameter in module.named_parameters()
-            if not parameter.requires_grad and name not in cut_names
-        }
-        like = {
-            name: np.broadcast_to(np.float32(0), tuple(tensor.shape))
-            for name, tensor in _travelling(module, frozen).items()
-        }
-        return _Tensors(Layout.of(like, *cuts), frozen)
-
-
-def _travelling(module: Any, frozen: Mapping[str, Any]) -> dict[str, Any]:
-    """The tensors that travel, each once, by the first of its names."""
-    kept = module.state_dict().keys()
-    parameters = {n: p for n, p in module.named_parameters() if n not in frozen}
-    buffers = {n: b for n, b in module.named_buffers() if n in kept and b.is_floating_point()}
-    return parameters | buffers
-
-
-def _first_names(module: Any) -> dict[str, str]:
-    """Name of a tensor -> the first name that the same tensor has."""
-    named = [
-        *module.named_parameters(remove_duplicate=False),
-        *module.named_buffers(remove_duplicate=False),
-    ]
-    first: dict[int, str] = {}
-    return {name: first.setdefault(id(tensor), name) for name, tensor in named}
-
-
-def _by_first_name(cut: Cut, first: Mapping[str, str]) -> dict[str, int]:
-    axes: dict[str, int] = {}
-    for name, axis in cut.axes.items():
-        if name not in first:
-            raise CutError(
-                f"key space {cut.space.name!r} cuts a tensor that the module does not have: got "
-                f"{name!r}; expected {', '.join(sorted(first))}; {near_miss(name, first)}"
-            )
-        if axes.setdefault(first[name], axis) != axis:
-            raise _tied(first[name], name, f"axes {axes[first[name]]} and {axis}")
-    return axes
-
-
-def _check_tied(module: Any, cuts: Iterable[Cut], first: Mapping[str, str]) -> None:
-    """Raises CutError where one axis of a tied tensor belongs to two key spaces."""
-    others = {name: other for other, name in first.items() if other != name}
-    owners: dict[tuple[str, int], str] = {}
-    ranks = {name: tensor.dim() for name, tensor in _named(module).items()}
-    for cut in cuts:
-        for name, axis in cut.axes.items():
-            at = name, axis % max(ranks[name], 1)
-            if owners.setdefault(at, cut.space.name) != cut.space.name and name in others:
-                raise _tied(name, others[name], f"key spaces {owners[at]!r} and {cut.space.name!r}")
-
-
-def _named(module: Any) -> dict[str, Any]:
-    return dict([*module.named_parameters(), *module.named_buffers()])
-
-
-def _tied(name: str, other: str, got: str) -> CutError:
-    return CutError(
-        f"{name!r} and {other!r} are one tensor and are cut differently: got {got}; expected one "
-        "axis of one key space; cut both alike, or untie them"
+def _keys_unknown(sizes: Mapping[str, int]) -> InputError:
+    told = ", ".join(f"{count} of {name!r}" for name, count in sizes.items()) or "parameters"
+    return InputError(
+        f"the module must be told its keys: got none beside {told}; expected the keys that its "
+        "slices were selected with; train with trainer.for_keys(keys), or pass keys="
     )
-
-
-def _check_shapes(
-    layout: Layout, sizes: Mapping[str, int], found: Mapping[str, tuple[int, ...]]
-) -> None:
-    expected = {
-        f.path: f.client_shape([sizes[factor.name] for factor in part.product.factors])
-        for part in layout.parts
-        for f in part.fields
-    }
-    for name in sorted(expected.keys() | found.keys()):
-        if expected.get(name) != found.get(name):
-            asked = ", ".join(f"{space}={count}" for space, count in sizes.items())
-            raise ShapeError(
-                f"the module does not follow the number of keys: got {name!r} of shape "
-                f"{found.get(name, 'none')} from make_net({asked}); expected "
-                f"{expected.get(name, 'no such tensor')}; read sizes from the arguments of make_net"
-            )
 
 
 def _shared(torch: ModuleType, array: Any) -> Any:

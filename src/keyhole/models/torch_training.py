@@ -26,7 +26,6 @@ from keyhole.models.client_update import (
     draw_batches,
     draw_examples,
 )
-from keyhole.primitives.coding import count_slots
 from keyhole.primitives.layout import KeysBySpace, Layout
 
 _SHAPES = 32  # numbers of keys whose modules are kept
@@ -113,16 +112,18 @@ class Net:
         travelling: name -> tensor that is loaded and whose change is the update.
         trained: the parameters among them that are trained.
         kept: tensors that do not travel and may change, with how they were made.
+        frozen: name -> tensor that is not trained, and travels once.
     """
 
     module: Any
     travelling: Mapping[str, Any]
     trained: list[tuple[str, Any]]
     kept: list[tuple[Any, Any]]
+    frozen: Mapping[str, Any]
 
     @staticmethod
     def of(module: Any, travelling: Mapping[str, Any], frozen: Mapping[str, Any]) -> Net:
-        """Returns the module with what is known of its tensors."""
+        """Returns the module with what is known of its tensors; `frozen` ones travel once."""
         others = [b for name, b in module.named_buffers() if name not in travelling]
         for name, tensor in travelling.items():
             if tensor.device.type != "cpu":
@@ -130,12 +131,9 @@ class Net:
                     f"the module is not in the memory of the CPU: got {name!r} on "
                     f"{tensor.device}; expected cpu; let make_net leave it there"
                 )
-        trained = [
-            (name, p)
-            for name, p in module.named_parameters()
-            if p.requires_grad and name not in frozen
-        ]
-        return Net(module, travelling, trained, [(b, b.detach().clone()) for b in others])
+        trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+        kept = [(b, b.detach().clone()) for b in others]
+        return Net(module, travelling, trained, kept, frozen)
 
     def load(self, slices: Tree) -> None:
         """Copies slices into the module; what does not travel is as it was made."""
@@ -253,6 +251,21 @@ class TrainableNet(Protocol):
         """Returns a module for some number of keys."""
         ...
 
+    def sizes_of(self, params: Tree, keys: KeysBySpace | None, /) -> dict[str, int]:
+        """Returns how many keys of each key space parameters are of."""
+        ...
+
+    def put_frozen(
+        self,
+        net: Net,
+        sizes: Mapping[str, int],
+        keys: KeysBySpace | None,
+        frozen: Tree | None,
+        /,
+    ) -> None:
+        """Puts the frozen leaves of keys into a module."""
+        ...
+
     def tell_keys(self, module: Any, sizes: Mapping[str, int], keys: KeysBySpace | None, /) -> None:
         """Tells a module that asks for it which keys its rows stand for."""
         ...
@@ -270,10 +283,16 @@ class KnowsKeys(Protocol):
         """Those that its slices hold."""
         ...
 
+    @property
+    def frozen(self) -> Tree | None:
+        """Frozen leaves as they arrived; None where the model has them."""
+        ...
+
 
 @dataclass(frozen=True, eq=False)
 class _OfKeys:
     keys: KeysBySpace
+    frozen: Tree | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -328,10 +347,12 @@ class TorchTrainer:
         order = draw_batches(self.settings, count, rng).reshape(self.settings.epochs, -1)
         seed = int(rng.integers(2**63))
         columns = as_tensors(data)
-        sizes = count_slots(self.model.layout, slices)
+        keys, frozen = (None, None) if context is None else (context.keys, context.frozen)
+        sizes = self.model.sizes_of(slices, keys)
         net = self._nets.take(sizes)
         try:
-            self.model.tell_keys(net.module, sizes, None if context is None else context.keys)
+            self.model.tell_keys(net.module, sizes, keys)
+            self.model.put_frozen(net, sizes, keys, frozen)
             self._train(net, slices, columns, order[:, :count], seed)
             return net.update(slices)
         finally:

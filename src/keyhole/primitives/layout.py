@@ -130,7 +130,7 @@ class Field:
     def stack(self, slices: Sequence[Array] | Array, counts: Sequence[int]) -> Array:
         """Returns the client's parameter from its slices, which come in the order of
         `Product.grid`."""
-        stacked = np.asarray(slices, self.dtype).reshape(*counts, *self.slice_shape)
+        stacked = np.asarray(slices, self.dtype).reshape((*counts, *self.slice_shape))
         if self._leads:
             return stacked
         return np.moveaxis(stacked, range(len(counts)), self.axes)

@@ -39,6 +39,7 @@ from keyhole.rounds.round import (
     refused_whole,
     states_of,
     train,
+    with_frozen,
 )
 from keyhole.rounds.spec import RunParts
 from keyhole.sampling import ClientStream, Stream, generator
@@ -216,7 +217,7 @@ class Buffered:
         keys = choose(clients, asked, t, state.layout, parts, execute)
         slices = deliver(state, keys, machine, parts)
         started = train(clients, slices, t, machine, parts, execute)
-        for result in started.each:
+        for result in with_frozen(clients, started.each, parts.delivery.about):
             rng = generator(parts.seed, parts.trial, Stream.DURATION, t, result.client)
             finish = self._now + self.buffering.draw_duration(rng)
             heapq.heappush(self._in_flight, InFlight(finish, self._started, state.steps, result))

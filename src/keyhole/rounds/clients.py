@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
 from inspect import signature
 from sys import getsizeof
-from typing import Any, Protocol, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, overload
 
 from keyhole import tree
 from keyhole.arrays import Tree
@@ -20,7 +20,11 @@ from keyhole.primitives.layout import ClientKeys, KeysBySpace, Layout, RowSource
 from keyhole.primitives.report import Report, unpack_state
 from keyhole.sampling import Stream, generator
 from keyhole.server.client_states import MAX_STATE_BYTES, ClientStates
+from keyhole.server.frozen import Receipts
 from keyhole.server.inputs import UNBOUND, InputBound
+
+if TYPE_CHECKING:
+    from keyhole.server.state import ServerState
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,12 +37,15 @@ class TrainContext:
         round: from 0.
         keys: those that its slices hold, by key space; they may differ from round to round.
         state: what it last reported as `Report.state`, None at first. The arrays are its own.
+        frozen: on a device, the model's frozen leaves as they arrived, cut as its slices are; None
+            where the model has them.
     """
 
     client: int
     round: int
     keys: KeysBySpace
     state: Tree | None = None
+    frozen: Tree | None = None
 
 
 ClientUpdateFn: TypeAlias = Callable[..., Any]
@@ -91,6 +98,8 @@ class Clients:
         max_state_bytes: the most that one client may keep.
         users: how many clients have each key, for choices that need it; None where clients know
             their own data alone.
+        frozen: leaves of the model that are not trained, and who has received them; a run has its
+            own. None where there are none.
     """
 
     count: int
@@ -101,6 +110,12 @@ class Clients:
     states: ClientStates = field(default_factory=ClientStates, compare=False)
     max_state_bytes: int = MAX_STATE_BYTES
     users: KeyUsers | None = None
+    frozen: Receipts | None = field(default=None, compare=False)
+
+    @property
+    def frozen_state(self) -> ServerState | None:
+        """Leaves that are not trained, as tables to be published."""
+        return None if self.frozen is None else self.frozen.leaves.state
 
     @cached_property
     def wants_context(self) -> bool:
@@ -261,7 +276,7 @@ class ClientJob:
     """One client's training in one round: all that a worker needs besides `Clients`.
 
     `bound` is what an honest client clips its update to, and how it weighs it. `state` is what the
-    client keeps between rounds, packed.
+    client keeps between rounds, packed; `frozen` is what `TrainContext` tells of frozen leaves.
     """
 
     client: int
@@ -270,6 +285,7 @@ class ClientJob:
     submodel: Tree
     bound: InputBound = UNBOUND
     state: bytes | None = None
+    frozen: Tree | None = None
 
     def run(self, clients: Clients) -> Report:
         """Returns what the client reports; the update `NOTHING` where it has no examples."""
@@ -292,7 +308,8 @@ class ClientJob:
             data = self._localized(clients)
             if clients.wants_context:
                 held = None if self.state is None else unpack_state(self.state, self._who)
-                given["context"] = TrainContext(self.client, self.seed_path[-2], self.keys, held)
+                place = self.client, self.seed_path[-2]
+                given["context"] = TrainContext(*place, self.keys, held, self.frozen)
             slices = self.submodel if reads_only(clients.train) else _own(self.submodel)
             found = clients.train(slices, data, generator(*self.seed_path), **given)
         report = Report.of(found).checked(self._who, clients.max_state_bytes)
@@ -322,10 +339,11 @@ class ClientJob:
         submodel: Tree,
         bound: InputBound = UNBOUND,
         state: bytes | None = None,
+        frozen: Tree | None = None,
     ) -> ClientJob:
         """The job of a client in round t; its randomness is the client's in that round."""
         path = (seed, trial, Stream.CLIENT, t, client)
-        return ClientJob(client, path, keys, submodel, bound, state)
+        return ClientJob(client, path, keys, submodel, bound, state, frozen)
 
 
 def _examples(data: Any) -> float | None:

@@ -43,7 +43,8 @@ from keyhole.server.state import ServerState
 from keyhole.server.store import Store, create_store, recover
 
 _PATIENCE = 3  # rounds whose updates are all refused, before the run ends
-_RECORDS, _PLAN, _STATE, _CLIENTS = "records.jsonl", "plan.json", "state", "clients"
+_RECORDS, _PLAN, _STATE = "records.jsonl", "plan.json", "state"
+_CLIENTS, _FROZEN = "clients", "frozen"
 
 
 @dataclass(frozen=True)
@@ -253,13 +254,18 @@ class Run:
             self.store.close()
 
     def _commit(self, updates: tuple[RowUpdate, ...], record: RoundRecord) -> None:
-        self.clients.states.write(record.round)
+        states, frozen = self.clients.states, self.clients.frozen
+        states.write(record.round)
+        if frozen is not None:
+            frozen.write(record.round)
         if self.store is None:
             self.state.step(updates)
         else:
             metadata = self._metadata([*self._skipped(), record])
             self.store.commit(self.state, updates, metadata)
-        self.clients.states.commit(record.round)
+        states.commit(record.round)
+        if frozen is not None:
+            frozen.commit(record.round)
 
     def _metadata(self, records: list[RoundRecord]) -> bytes:
         """What is stored with a step: description and records, which hold no NUL, and what is
@@ -319,7 +325,7 @@ def start_run(
     kind, directory = kind or _rounds_of(parts), None if directory is None else Path(directory)
     parts = kind.prepare(parts, directory)
     _check(state, clients, parts, kind)
-    clients = replace(clients, states=ClientStates(directory and directory / _CLIENTS, -1))
+    clients = _keeping(clients, directory, -1)
     if directory is None:
         return Run(state, clients, parts, kind)
     described = describe_run(state, clients, parts, kind)
@@ -366,7 +372,7 @@ def resume_run(
         stored = _load(found.metadata, described, kind, state.layout)
         records, notes = _merge(read_records(directory / _RECORDS), stored)
         durable = stored[-1].round if stored else -1
-        clients = replace(clients, states=ClientStates(directory / _CLIENTS, durable))
+        clients = _keeping(clients, directory, durable)
         write_records(directory / _RECORDS, records)  # nothing is refused from here on
     except BaseException:
         found.store.close()
@@ -374,6 +380,13 @@ def resume_run(
     notes = (*found.notes, *notes)
     store = found.store
     return Run(found.state, clients, parts, kind, records, directory, store, notes, described)
+
+
+def _keeping(clients: Clients, directory: Path | None, last: int) -> Clients:
+    """Clients that keep what is theirs between rounds with a run, as it was after round `last`."""
+    states = ClientStates(directory and directory / _CLIENTS, last)
+    frozen = clients.frozen and clients.frozen.kept_in(directory and directory / _FROZEN, last)
+    return replace(clients, states=states, frozen=frozen)
 
 
 def describe_run(
@@ -390,7 +403,10 @@ def describe_run(
     own |= {"optimizer": state.optimizer}
     if type(kind).__module__.partition(".")[0] != "keyhole":  # ours give the same bytes
         own["kind"] = kind
-    return parts.describe() | {name: identity_of(part) for name, part in own.items()}
+    told = {name: identity_of(part) for name, part in own.items()}
+    if clients.frozen is not None:
+        told["frozen"] = clients.frozen.leaves.digest
+    return parts.describe() | told
 
 
 def _rounds_of(parts: RunParts) -> Rounds:

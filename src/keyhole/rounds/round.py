@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from keyhole.aggregation.base import ClientResult, SumResult
 from keyhole.arrays import KeyArray, Tree
-from keyhole.delivery.base import Cost
+from keyhole.delivery.base import Cost, DeliveryAbout
 from keyhole.parts import running
 from keyhole.primitives.keyspace import distinct_keys, key_bytes
 from keyhole.primitives.layout import KeysBySpace, Layout, RowSource
@@ -97,6 +97,7 @@ def run_round(
     keys = choose(choosing, asked, t, state.layout, parts, execute)  # z
     slices = deliver(state, keys, machine, parts)  # psi
     results = train(training, slices, t, machine, parts, execute, parts.adds_in_blocks)  # u
+    results = replace(results, each=with_frozen(clients, results.each, parts.delivery.about))
     total = add_up(t, results.each, state.layout, parts, results.blocks)  # phi
     clients.states.offer(states_of(results.each))
     return total.rows, record_round(t, state, parts, results, total)
@@ -320,6 +321,31 @@ def result_of(
         bytes_up=cost.bytes_up.get(client, 0),
         update_bytes=sent,
     )
+
+
+def with_frozen(
+    clients: Clients,
+    results: Sequence[ClientResult],
+    about: DeliveryAbout,
+    *,
+    is_hidden: bool = False,
+) -> list[ClientResult]:
+    """Returns results with the bytes of frozen leaves that clients received beside their slices.
+
+    Args:
+        about: how slices are delivered.
+        is_hidden: whether nobody here knows which: whole tables are their max.
+    """
+    if clients.frozen is None:
+        return list(results)
+    whole = is_hidden or about.is_private or about.route != "slices"
+    how = {"whole": whole, "proofs": about.is_bound}
+    return [
+        replace(r, bytes_down=r.bytes_down + clients.frozen.charge(r.client, r.keys, **how))
+        if r.bytes_down
+        else r
+        for r in results
+    ]
 
 
 def record_round(

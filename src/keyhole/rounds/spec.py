@@ -108,6 +108,16 @@ class ServerSpec(Record, frozen=True, kw_only=True):
             "--optimizer",
         ),
     ] = None
+    parameters: Annotated[
+        str,
+        _said(
+            "Optimizers of single parameters, between blanks: PATTERN=OPTIMIZER,SETTING=VALUE, "
+            "such as 'items.*=adam,lr=0.01,warmup=100 out.bias=lr=0.1'. Optimizers are sgd, "
+            "momentum, adagrad, adam and yogi; without one, or a setting, it is the run's. "
+            "Schedules: warmup=STEPS, and decay=inverse-sqrt, linear or cosine with over=STEPS.",
+            "--server-parameters",
+        ),
+    ] = ""
 
 
 class DeviceSpec(Record, frozen=True, kw_only=True):

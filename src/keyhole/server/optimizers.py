@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from math import prod
-from typing import Any, ClassVar, Protocol, TypeAlias
+from typing import Any, ClassVar, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -94,8 +94,8 @@ class Optimizer(Protocol):
     """
 
     @property
-    def initial_moments(self) -> tuple[float, ...]:
-        """The start of each state array, none to two of them."""
+    def initial_moments(self) -> tuple[Any, ...]:
+        """The start of each state array, none to two of them: a number, or one for each column."""
         ...
 
     @property
@@ -365,7 +365,7 @@ class WithAdded:
     columns: tuple[int, ...] = ()
 
     @property
-    def initial_moments(self) -> tuple[float, ...]:
+    def initial_moments(self) -> tuple[Any, ...]:
         """Implements `Optimizer.initial_moments`."""
         return self.inner.initial_moments
 
@@ -411,17 +411,29 @@ class WithAdded:
         return any(path == each or path.startswith(f"{each}/") for each in self.added)
 
 
+@runtime_checkable
+class DiffersByPart(Protocol):
+    """An optimizer that steps the parameters of a part in different ways."""
+
+    def of_part(self, part: Part, /) -> Optimizer:
+        """Returns what steps the table of one part."""
+        ...
+
+
 def optimizer_of(optimizer: Optimizer, part: Part) -> Optimizer:
     """Returns what steps the table of one part."""
+    if isinstance(optimizer, DiffersByPart):
+        return optimizer.of_part(part)
     if not isinstance(optimizer, WithAdded):
         return optimizer
+    inner = optimizer_of(optimizer.inner, part)
     columns: list[int] = []
     start = 0
     for field in part.fields:
         stop = start + prod(field.slice_shape)
         columns += range(start, stop) if optimizer.is_added(field.path) else ()
         start = stop
-    return replace(optimizer, columns=tuple(columns)) if columns else optimizer.inner
+    return replace(optimizer, inner=inner, columns=tuple(columns)) if columns else inner
 
 
 _KINDS: dict[str, Callable[..., Optimizer]] = {

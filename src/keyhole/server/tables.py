@@ -440,6 +440,6 @@ def _share(work: Callable[[int, int], None], rows: NDArray[np.float32], threads:
         other.join()
 
 
-def _full(shape: tuple[int, ...], start: float) -> NDArray[np.float32]:
+def _full(shape: tuple[int, ...], start: Any) -> NDArray[np.float32]:
     """Zeros come as untouched pages; other numbers have to be written."""
-    return np.full(shape, start, np.float32) if start else np.zeros(shape, np.float32)
+    return np.full(shape, start, np.float32) if np.any(start) else np.zeros(shape, np.float32)

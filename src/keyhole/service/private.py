@@ -211,11 +211,11 @@ async def _fetch_all(table: SliceTable) -> RecordArray:
 
 
 def _checked(info: TableInfo) -> TableInfo:
-    if info.factors == () or not info.record_bytes:
+    if info.is_frozen or info.factors == () or not info.record_bytes:
         raise NotFoundError(
             f"table {info.name!r} is not retrieved from in private: got a table that all devices "
-            "receive, or without content; expected a table of slices; fetch it as "
-            "/v1/rounds/{round}/broadcast"
+            "receive, that is frozen, or without content; expected a table of slices; fetch it as "
+            "/v1/rounds/{round}/broadcast, or its segments"
         )
     return info
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import msgspec
+import numpy as np
 
 from keyhole.arrays import KeyArray
 from keyhole.delivery.records import PLAIN, Coding
@@ -56,6 +57,7 @@ from keyhole.wire.manifest import (
     decode_manifest,
     describe_round,
     encode_manifest,
+    frozen_info,
     name_round,
     table_info,
     unwritten,
@@ -79,6 +81,15 @@ class Published:
     encoded: bytes
 
 
+@dataclass(frozen=True)
+class _Known:
+    """What a round was published from: a state after so many steps, and its frozen leaves."""
+
+    state: weakref.ref[ServerState]
+    step: int
+    frozen: weakref.ref[ServerState]
+
+
 class Publisher:
     """The one that writes a rounds directory.
 
@@ -93,7 +104,7 @@ class Publisher:
             self.directory / "publisher.lock", f"{self.directory.name} has a publisher already"
         )
         self._shelf = Shelf(self.directory)
-        self._known: dict[str, tuple[weakref.ref[ServerState], int]] = {}
+        self._known: dict[str, _Known] = {}
         try:
             self._shelf.clean()
         except BaseException:
@@ -120,6 +131,7 @@ class Publisher:
         sources: Sequence[SliceSource],
         *,
         layout: Layout | None,
+        frozen: Layout | None = None,
         number: int,
         step: int,
         settings: Mapping[str, Any] | None = None,
@@ -140,6 +152,7 @@ class Publisher:
         Args:
             sources: one for each table; of each part of the layout, in order, if there is one.
             layout: the model; None if the tables are of select functions.
+            frozen: leaves that are not trained; the last sources are of its parts.
             number: t; above that of the current round, or equal to it with equal content.
             cohort: names of the devices that take part; None lets all.
             trailing: earlier rounds of this layout whose updates are still taken.
@@ -155,7 +168,7 @@ class Publisher:
         is_again = self._check_number(number, may_go_back)
         writing = WriteSettings(threads, segment_bytes, durable)
         devices = None if cohort is None else encode_cohort(cohort)
-        infos = _describe(sources, layout)
+        infos = _describe(sources, layout, frozen)
         _encode(describe_round(layout, infos, number, step, settings or {}))
         self._shelf.retire()
         with self._new_directory() as made:
@@ -176,30 +189,44 @@ class Publisher:
         return published
 
     def publish_state(
-        self, state: ServerState, *, number: int, coding: Coding = PLAIN, **options: Any
+        self,
+        state: ServerState,
+        *,
+        number: int,
+        coding: Coding = PLAIN,
+        frozen: ServerState | None = None,
+        **options: Any,
     ) -> Published:
         """Publishes a server's state, writing only what changed where that is known.
 
         It is known if an earlier round was published from the same state by this publisher.
 
         Args:
+            frozen: leaves of the model that are not trained, which travel plain.
             options: settings, cohort, trailing, may_go_back, durable, threads, segment_bytes,
                 progress and before of `publish`.
         """
 
         def changed(round_id: str) -> Sequence[KeyArray | None] | None:
-            known, step = self._known.get(round_id, (None, 0))
-            return state.changed_since(step) if known is not None and known() is state else None
+            known = self._known.get(round_id)
+            if known is None or known.state() is not state:
+                return None
+            is_same = frozen is not None and known.frozen() is frozen
+            rest = [np.empty(0, np.int64) if is_same else None for _ in kept]
+            return *state.changed_since(known.step), *rest
 
+        kept = () if frozen is None else sources_of(frozen)
         published = self.publish(
-            sources_of(state, coding),
+            (*sources_of(state, coding), *kept),
             layout=state.layout,
+            frozen=None if frozen is None else frozen.layout,
             number=number,
             step=state.steps,
             changed=changed,
             **options,
         )
-        self._known[published.id] = weakref.ref(state), state.steps
+        what = state if frozen is None else frozen
+        self._known[published.id] = _Known(weakref.ref(state), state.steps, weakref.ref(what))
         self._known = dict(list(self._known.items())[-_KNOWN:])
         return published
 
@@ -322,15 +349,23 @@ class Publisher:
             raise
 
 
-def _describe(sources: Sequence[SliceSource], layout: Layout | None) -> list[TableInfo]:
-    parts = len(sources) if layout is None else len(layout.parts)
+def _describe(
+    sources: Sequence[SliceSource], layout: Layout | None, frozen: Layout | None
+) -> list[TableInfo]:
+    trained = len(sources) if layout is None else len(layout.parts)
+    parts = trained + (0 if frozen is None else len(frozen.parts))
     if len(sources) != parts or not sources:
         allowed = f"one for each of {parts} parts" if parts else "one or more"
         raise InputError(
             f"sources do not fit the layout: got {len(sources)} sources; expected "
             f"{allowed}; make them with sources_of"
         )
-    return [table_info(source.records, layout, place) for place, source in enumerate(sources)]
+    return [
+        table_info(source.records, layout, place)
+        if place < trained
+        else frozen_info(source.records, frozen, place - trained)
+        for place, source in enumerate(sources)
+    ]
 
 
 def _base_table(base: Base, place: int, info: TableInfo, changed: KeyArray | None) -> BaseTable:

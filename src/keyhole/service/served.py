@@ -45,11 +45,18 @@ from keyhole.rounds.machine import (
 )
 from keyhole.rounds.norms import dump_norms, is_norms, load_norms, norms_after
 from keyhole.rounds.record import RoundRecord
-from keyhole.rounds.round import CohortResults, Executor, check_budget, record_round
+from keyhole.rounds.round import (
+    CohortResults,
+    Executor,
+    check_budget,
+    record_round,
+    with_frozen,
+)
 from keyhole.rounds.spec import RunParts
-from keyhole.sampling import ClientStream, Outcome
+from keyhole.sampling import ClientStream
 from keyhole.server.row_sums import RowUpdate
 from keyhole.server.state import ServerState
+from keyhole.service.at_work import AtWork, End, StreamRound, Version
 from keyhole.service.inbox import (
     CheckIns,
     Inbox,
@@ -81,45 +88,6 @@ class Waiting:
     is_drawn: bool = True
 
 
-@dataclass(frozen=True)
-class _Version:
-    """A published round: its number, and how many steps the server had made."""
-
-    number: int
-    step: int
-
-
-@dataclass(frozen=True)
-class _AtWork:
-    """A device at work."""
-
-    client: int
-    number: int  # of the round in which it began; updates of earlier ones are not of this time
-    called: int  # number of the round that it was last called to
-    until: float = inf  # when it is no longer waited for
-
-
-@dataclass(frozen=True)
-class _End:
-    """What became of a device, and the round that its update is of, if one came."""
-
-    outcome: Outcome
-    round: str = ""
-
-
-@dataclass(frozen=True)
-class _Round:
-    """The round under way."""
-
-    t: int
-    machine: StreamMachine
-    stream: ClientStream
-    async_round: AsyncRound = field(default_factory=lambda: AsyncRound(is_of_devices=True))
-    # who may begin with its slices: anyone who was at work at any moment of it. A device that
-    # has just ended may have been told so before that was known
-    cohort: dict[str, None] = field(default_factory=dict)
-
-
 @dataclass
 class Streamed:
     """Asynchronous rounds of a run whose clients are devices; each is one server step."""
@@ -128,13 +96,13 @@ class Streamed:
     inbox: SpoolInbox
     buffering: Buffering  # how rounds go; how long a device takes is up to the device
     _drawn: int = 0
-    _at_work: dict[int, _AtWork] = field(default_factory=dict, repr=False)  # as they began
-    _versions: dict[str, _Version] = field(default_factory=dict, repr=False)
-    _heard: dict[int, _End] = field(default_factory=dict, repr=False)  # from the summons
+    _at_work: dict[int, AtWork] = field(default_factory=dict, repr=False)  # as they began
+    _versions: dict[str, Version] = field(default_factory=dict, repr=False)
+    _heard: dict[int, End] = field(default_factory=dict, repr=False)  # from the summons
     _again: list[int] = field(default_factory=list, repr=False)  # to be told again
 
     def next(
-        self, t: int, state: ServerState, parts: RunParts, users: KeyUsers | None = None
+        self, t: int, state: ServerState, clients: Clients, parts: RunParts
     ) -> tuple[tuple[RowUpdate, ...] | None, RoundRecord]:
         """Publishes round t and lets devices work until a step is due; see `Served.next`.
 
@@ -142,14 +110,16 @@ class Streamed:
         is nothing to publish.
         """
         machine = StreamMachine(self.buffering, state.steps, len(self._at_work))
-        this = _Round(t, machine, ClientStream(parts.cohorts, parts.draw_cohort, self._drawn))
+        stream = ClientStream(parts.cohorts, parts.draw_cohort, self._drawn)
+        this = StreamRound(t, machine, stream, clients)
         settings = self.inbox.open(t, (), state.layout, parts)
         before = self.dump()
         try:
             if not self._again:  # else devices may be at work in this round already
                 self._look(this)
             if machine.closed is None:
-                self._work(this, state, {**self.served.settings(t, parts, users), **settings})
+                told = self.served.settings(t, parts, clients.users)
+                self._work(this, state, {**told, **settings})
         except BaseException:  # the round is made again: anyone who has ended must not be forgotten
             self.load(before)
             raise
@@ -180,11 +150,11 @@ class Streamed:
                 "go on as it was started"
             ) from error
         self._drawn = found["drawn"]
-        self._at_work = {c: _AtWork(c, t, t) for c, t in found["at_work"]}
-        self._versions = {name: _Version(*version) for name, version in found["versions"].items()}
+        self._at_work = {c: AtWork(c, t, t) for c, t in found["at_work"]}
+        self._versions = {name: Version(*version) for name, version in found["versions"].items()}
         self._again, self._heard = list(self._at_work), {}
 
-    def _work(self, this: _Round, state: ServerState, settings: Mapping[str, object]) -> None:
+    def _work(self, this: StreamRound, state: ServerState, settings: Mapping[str, object]) -> None:
         """Lets devices begin and end until a step is due."""
         served, machine = self.served, this.machine
         began = self._begin(this)
@@ -207,23 +177,26 @@ class Streamed:
         finally:
             served.summons.over()
 
-    def _begin(self, this: _Round) -> list[int]:
+    def _begin(self, this: StreamRound) -> list[int]:
         """Draws as many clients as should be at work; returns whom to call."""
         busy = this.async_round.busy(self._at_work)
         began = this.stream.take(this.machine.vacant, busy)
-        self._at_work |= {client: _AtWork(client, this.t, this.t) for client in began}
+        self._at_work |= {client: AtWork(client, this.t, this.t) for client in began}
         this.machine.start(len(began))
         this.cohort.update(dict.fromkeys(map(device_name, self._at_work)))
         again, self._again = [client for client in self._again if client in self._at_work], []
         return again + began
 
-    def _publish(self, this: _Round, state: ServerState, settings: Mapping[str, object]) -> str:
+    def _publish(
+        self, this: StreamRound, state: ServerState, settings: Mapping[str, object]
+    ) -> str:
         """Publishes round t for everyone at work; returns its name."""
         publisher, trailing = self.served.publisher, self._recent(state.steps)
         # A device that was let in before the run was stopped stays so.
         this.cohort.update(dict.fromkeys(publisher.cohort_of(this.t) or ()))
         published = publisher.publish_state(
             state,
+            frozen=this.clients.frozen_state,
             number=this.t,
             coding=self.served.coding,
             cohort=list(this.cohort),
@@ -234,7 +207,7 @@ class Streamed:
         self.served.goes_on = False
         # Uploads of rounds that are stored as under way stay until another step is stored.
         self.inbox.begin(published.id, list(self._versions))
-        self._versions[published.id] = _Version(this.t, state.steps)
+        self._versions[published.id] = Version(this.t, state.steps)
         return published.id
 
     def _call(self, round_id: str, t: int, began: Collection[int]) -> None:
@@ -263,7 +236,7 @@ class Streamed:
         ]
         return recent[-_MAX_TRAILING:]
 
-    def _look(self, this: _Round) -> None:
+    def _look(self, this: StreamRound) -> None:
         """Ends those who have ended, in the order in which they began, until a step is due: the
         others end in the next round."""
         now = self.served.clock()
@@ -276,7 +249,7 @@ class Streamed:
             if end is not None:
                 self._end(each.client, end, this)
 
-    def _end(self, client: int, end: _End, this: _Round) -> None:
+    def _end(self, client: int, end: End, this: StreamRound) -> None:
         del self._at_work[client]
         self._heard.pop(client, None)
         if end.round:
@@ -284,31 +257,32 @@ class Streamed:
             version = self._versions[end.round].step
         else:
             result, version = nothing_of(client, end.outcome), 0
+        (result,) = with_frozen(this.clients, [result], self.served.fetched.about)
         this.async_round.end(result, this.machine.end(version, result.outcome == "sent"))
 
     def _hear(self, round_id: str, event: Event) -> None:
         """A device is said to be gone: the one at work, if it was called to that round."""
         each = self._at_work.get(event.client) if isinstance(event, Dropped | Refused) else None
         if each is not None and number_of(round_id) == each.called:
-            self._heard[each.client] = _End(
+            self._heard[each.client] = End(
                 "refused" if isinstance(event, Refused) else "lost_before"
             )
 
     def _end_of(
         self,
-        each: _AtWork,
+        each: AtWork,
         arrived: Mapping[str, Collection[str]],
         refused: Mapping[str, Collection[str]],
         now: float,
-    ) -> _End | None:
+    ) -> End | None:
         """What became of a device; None while it is at work."""
         device = device_name(each.client)
         for name, version in self._versions.items():
             if version.number >= each.number and device in arrived[name]:
-                return _End("sent", name)
+                return End("sent", name)
             if version.number >= each.number and device in refused[name]:
-                return _End("refused", name)
-        return self._heard.get(each.client, _End("lost_before") if now >= each.until else None)
+                return End("refused", name)
+        return self._heard.get(each.client, End("lost_before") if now >= each.until else None)
 
     def _add_costs(self, async_round: AsyncRound, layout: Layout) -> None:
         """What devices that ended had fetched, and what went wrong among them."""
@@ -386,7 +360,7 @@ class Served:
         """Publishes round t, waits for its devices, and adds up what they sent."""
         parts = self._drawing(parts, self._kept())
         if parts.buffering is not None:
-            return self._stream(t, parts.buffering).next(t, state, parts, clients.users)
+            return self._stream(t, parts.buffering).next(t, state, clients, parts)
         if parts.norms is not None:
             parts = replace(parts, norms=self._norms)
         check_budget(t, state, parts)
@@ -395,6 +369,7 @@ class Served:
         told = self.inbox.open(t, asked, state.layout, parts, names.__getitem__)
         published = self.publisher.publish_state(
             state,
+            frozen=clients.frozen_state,
             number=t,
             coding=self.coding,
             cohort=list(names.values()),
@@ -419,6 +394,7 @@ class Served:
         each = gathered.results
         if is_hidden:
             each = with_maxima(each, self.fetched, self.coding, state.layout, parts)
+        each = with_frozen(clients, each, self.fetched.about, is_hidden=is_hidden)
         results = CohortResults(
             each, cost, machine.closed, incidents=incidents, are_maxima=is_hidden
         )

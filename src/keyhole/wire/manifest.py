@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from keyhole.arrays import KeyArray, Tree
 from keyhole.crypto.merkle import HashArray, TreeShape, proof_places, root_of
 from keyhole.crypto.merkle import Tree as HashTree
-from keyhole.delivery.records import Coding, CodingKind, RecordField, Records
+from keyhole.delivery.records import PLAIN, Coding, CodingKind, RecordField, Records
 from keyhole.errors import DamageError, InputError, KeyholeError
 from keyhole.primitives.keyspace import KeySpace
 from keyhole.primitives.layout import Cut, Layout
@@ -35,6 +35,7 @@ VERSION = 2
 MAX_BYTES = 64 << 20
 """Bytes of an encoded manifest: more than 300,000 segments."""
 
+_FROZEN = "frozen "  # before the name of a frozen table
 _MAX_ROUNDS = 10**18  # what the identifier of a round has digits for
 _MAX_TABLES = 4096  # of one manifest; a model of the paper has four
 _MAX_DEPTH = 64  # of the structure: trees are walked by recursion
@@ -91,6 +92,14 @@ class TableInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     root: str = ""
     # in order of keys; empty where slices are computed on demand
     segments: tuple[SegmentInfo, ...] = ()
+    # true for leaves that are not trained: a device keeps what it has under this root, and no
+    # update holds them. Not written where it is false
+    frozen: bool | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether it holds leaves that are not trained."""
+        return self.frozen is True
 
     @property
     def records(self) -> Records:
@@ -116,21 +125,36 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     settings: dict[str, Any] = {}
 
     @property
+    def trained(self) -> tuple[TableInfo, ...]:
+        """The tables of what is trained: all but the last ones, if some are frozen."""
+        return tuple(table for table in self.tables if not table.is_frozen)
+
+    @property
     def layout(self) -> Layout | None:
-        """The model and its cuts; None where the tables are of select functions."""
+        """The trained model and its cuts; None where the tables are of select functions."""
         if any(table.factors is None for table in self.tables):
             return None
+        leaves, cuts = self._cut(self.trained)
+        return Layout.of(_decode_structure(self.structure, leaves), *cuts)
+
+    @property
+    def frozen_layout(self) -> Layout | None:
+        """The frozen leaves and their cuts; None where there are none."""
+        frozen = tuple(table for table in self.tables if table.is_frozen)
+        leaves, cuts = self._cut(frozen)
+        return Layout.of(leaves, *cuts) if frozen else None
+
+    def _cut(self, tables: Sequence[TableInfo]) -> tuple[dict[str, Any], list[Cut]]:
         axes: dict[str, dict[str, int]] = {space.name: {} for space in self.spaces}
         leaves = {}
-        for table in self.tables:
+        for table in tables:
             for field in table.fields:
                 leaves[field.path] = np.broadcast_to(
                     np.zeros((), np.dtype(field.dtype).newbyteorder("=")), field.shape
                 )
                 for name, axis in zip(table.factors or (), field.axes or (), strict=True):
                     axes[name][field.path] = axis
-        cuts = [Cut(KeySpace(s.name, s.num_keys), axes[s.name]) for s in self.spaces]
-        return Layout.of(_decode_structure(self.structure, leaves), *cuts)
+        return leaves, [Cut(KeySpace(s.name, s.num_keys), axes[s.name]) for s in self.spaces]
 
 
 def table_info(records: Records, layout: Layout | None = None, place: int = 0) -> TableInfo:
@@ -155,6 +179,12 @@ def table_info(records: Records, layout: Layout | None = None, place: int = 0) -
         coding_seed=records.coding.seed,
         record_bytes=records.record_bytes,
     )
+
+
+def frozen_info(records: Records, layout: Layout | None, place: int) -> TableInfo:
+    """Describes a table of frozen leaves that has no segments yet, by a name of its own."""
+    info = table_info(records, layout, place)
+    return msgspec.structs.replace(info, name=f"{_FROZEN}{info.name}", frozen=True)
 
 
 def unwritten(table: TableInfo) -> TableInfo:
@@ -247,10 +277,12 @@ def _check(manifest: Manifest) -> None:
         manifest, number=0, step=0, tables=(), settings={}
     ):
         raise ValueError("key spaces or a structure that are not those of the tables")
-    if layout is not None and len(layout.parts) != len(manifest.tables):
+    trained, frozen = manifest.trained, manifest.frozen_layout
+    if layout is not None and len(layout.parts) != len(trained):
         raise ValueError("tables are not the parts of the layout")
-    for place, table in enumerate(manifest.tables):
+    for place, table in enumerate(trained):
         _check_fields(table, layout, place)
+    _check_frozen(manifest.tables[len(trained) :], frozen)
 
 
 def _check_size(table: TableInfo) -> None:
@@ -283,6 +315,16 @@ def _check_fields(table: TableInfo, layout: Layout | None, place: int) -> None:
         raise ValueError("a table does not say what its records hold")
     if len({field.path for field in table.fields}) != len(table.fields):
         raise ValueError("two arrays of one path")
+
+
+def _check_frozen(tables: Sequence[TableInfo], layout: Layout | None) -> None:
+    """Whether the last tables are those of frozen leaves, and each described as its part."""
+    parts = () if layout is None else layout.parts
+    if len(parts) != len(tables) or not all(table.is_frozen for table in tables):
+        raise ValueError("frozen tables that are not the last, or not the parts of a layout")
+    for place, (part, table) in enumerate(zip(parts, tables, strict=True)):
+        if frozen_info(Records.of_part(part, PLAIN), layout, place) != unwritten(table):
+            raise ValueError("a frozen table does not say what its records hold")
 
 
 def _encode_structure(node: Tree) -> Any:
