@@ -25,6 +25,7 @@ VERBS: Mapping[str, Mapping[str, str]] = {
         "train": "Train a task.",
         "sweep": "Run every training run behind a figure of the paper.",
         "report": "Draw figures and tables from finished runs.",
+        "export": "Write the model of a run to one file.",
         "plan": "Price every delivery and aggregation for a workload.",
         "data": "List, inspect and import client data.",
     },

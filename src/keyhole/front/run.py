@@ -21,6 +21,7 @@ from keyhole.experiments.opening import SavedTrial
 from keyhole.experiments.statistics import Spread, spread_of
 from keyhole.experiments.trackers import Tracked, Tracker, run_tracked, trackers_of
 from keyhole.experiments.trial import Result, rounds_kept
+from keyhole.front.export import export_model
 from keyhole.front.task import Metric, measure
 from keyhole.parts import near_miss
 from keyhole.rounds.cores import Cores
@@ -145,6 +146,12 @@ class TrainedRun:
     def model(self, trial: int = 0) -> Tree:
         """Returns the trained parameters of a trial, named as the model's own."""
         return self._trial(trial).state().model()
+
+    def export(self, path: Path | str, trial: int = 0) -> str:
+        """Writes the trained parameters to a .npz or .safetensors file, with the run's record;
+        returns their digest."""
+        found = self._trial(trial).state()
+        return export_model(found.model(), Path(path), self.spec, found.steps)
 
     def evaluate(
         self, metrics: Mapping[str, Metric] | None = None, split: str = "test"

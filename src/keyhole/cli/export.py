@@ -1,0 +1,37 @@
+"""Runs `keyhole export`: the trained model of a run, as one file for other programs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from keyhole.cli.options import EXISTING_DIRECTORY, FILE, option
+from keyhole.cli.runs import open_saved
+from keyhole.cli.spec_options import data_option
+
+
+@click.command()
+@click.argument("run", type=EXISTING_DIRECTORY)
+@option(
+    "--to",
+    required=True,
+    type=FILE,
+    metavar="FILE",
+    help="Where it goes: a name that ends in .npz or .safetensors; an older file is replaced.",
+)
+@data_option
+def export(run: Path, to: Path, data: str) -> None:
+    """Write the model of RUN, a trial's directory of `keyhole train`, to one file.
+
+    The parameters have their names and bytes; beside them stand the run's record, the rounds made
+    and a digest, as JSON under the name `keyhole`. --data is what the run was trained with: the
+    model's shape follows from it.
+    """
+    from keyhole.experiments.opening import read_asked
+    from keyhole.front.export import export_model
+
+    spec, _ = read_asked(run)
+    state = open_saved(run, data).state()
+    digest = export_model(state.model(), to, spec, state.steps)
+    click.echo(f"{to}: {to.stat().st_size / 1e6:,.1f} MB, sha256 {digest}")
