@@ -66,7 +66,15 @@ RESERVED = {
     "flwr": {"engines/flower"},
     "jax": {"models", "rounds"},
     "matplotlib": {"data", "experiments/report"},
-    "msgspec": {"device", "experiments/report", "project", "rounds", "service", "wire"},
+    "msgspec": {
+        "device",
+        "experiments/report",
+        "experiments/watch",
+        "project",
+        "rounds",
+        "service",
+        "wire",
+    },
     "numba": {
         "aggregation",
         "aggregation/two_servers",

@@ -23,10 +23,11 @@ from keyhole.rounds.spec import RunParts
 from keyhole.sampling import Cohorts
 from keyhole.server.optimizers import SGD
 from keyhole.server.state import ServerState
+from keyhole.service.lobby import WaitingRoom
 from keyhole.service.served import Waiting
 from keyhole.service.status import PROGRESS, RoundFiles, read_progress
 from keyhole.service.telling import ServiceTelling, TrainerTelling
-from keyhole.wire.assignment import device_name
+from keyhole.wire.assignment import CheckIn, device_name
 from keyhole.wire.sockets import Clock
 from tests.service.living_devices import living
 from tests.service.pir.pair import pair
@@ -141,7 +142,7 @@ def test_a_trainer_says_at_once_what_it_waits_for_and_then_once_a_second(tmp_pat
     first, *rest = lines_of(capsys.readouterr().err)
     assert first["text"] == "round 3 is open: waits for 10 updates of 16 devices, at most 60 s"
     assert [line["text"] for line in rest] == ["round 3: 2 of 10 updates, 14 devices to come"] * 2
-    assert (rest[0]["updates"], rest[0]["goal"], rest[0]["waiting"]) == (2, 10, 14)
+    assert (rest[0]["updates"], rest[0]["goal"], rest[0]["missing"]) == (2, 10, 14)
 
 
 def test_a_round_that_closes_empty_is_a_warning_and_is_counted(tmp_path, capsys):
@@ -182,6 +183,30 @@ def test_gauges_of_trainer_and_service_tell_the_same_of_a_round(tmp_path):
     assert (closed.phase, closed.seconds_left) == ("closed", None)
     assert closed.told == "round 0 is closed with 1 of 2 updates"
     assert RoundFiles(tmp_path).missing() == ["device-0", "device-2"]
+
+
+def test_devices_that_wait_to_be_drawn_are_counted(tmp_path, capsys):
+    room = WaitingRoom(tmp_path, clock=lambda: 1000.0)
+    room.open()
+    for name in ("ann", "ben", "cem"):
+        room.note(name, CheckIn(), 5.0)
+    now = [1000.0]
+    tell = TrainerTelling(tmp_path, tmp_path / "trial-0", now=lambda: now[0])
+    with small_service(tmp_path) as service, writing_logs("json"):
+        published = service.publish(cohort=["dora", "emil"]).published
+        tell(Waiting(0, 3, 4, [], is_drawn=False))
+        for _ in range(2):
+            tell(Waiting(0, 0, 2, ["dora", "emil"], published.id))
+            now[0] += 61
+        status = RoundFiles(tmp_path).status(1000.0)
+        later = RoundFiles(tmp_path).status(1100.0)
+    gathering, _, waits = lines_of(capsys.readouterr().err)
+    assert gathering["text"] == "round 0: 3 of 4 devices wait to be drawn"
+    assert (gathering["waiting"], gathering["goal"]) == (3, 4)
+    assert waits["text"] == "round 0: 0 of 2 updates, 2 devices to come, 0 devices waiting"
+    assert status.told == "round 0: 0 of 2 updates, 2 devices to come, 3 devices waiting"
+    assert later.waiting == 0  # they have not come again
+    assert len(list(tmp_path.glob("waiting/*"))) == 3  # who looks changes nothing
 
 
 def test_a_round_without_a_trainer_has_no_goal_but_its_cohort(tmp_path):

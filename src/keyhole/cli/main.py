@@ -26,6 +26,8 @@ VERBS: Mapping[str, Mapping[str, str]] = {
         "sweep": "Run every training run behind a figure of the paper.",
         "report": "Draw figures and tables from finished runs.",
         "export": "Write the model of a run to one file.",
+        "status": "Show how runs and rounds stand, on one screen.",
+        "watch": "Show runs and rounds on a page that is live.",
         "plan": "Price every delivery and aggregation for a workload.",
         "data": "List, inspect and import client data.",
     },

@@ -18,6 +18,7 @@ from keyhole.arrays import Array, Tree
 from keyhole.errors import InputError
 from keyhole.experiments.experiment import Experiment
 from keyhole.experiments.opening import SavedTrial
+from keyhole.experiments.report.results import broadcast_bytes
 from keyhole.experiments.statistics import Spread, spread_of
 from keyhole.experiments.trackers import Tracked, Tracker, run_tracked, trackers_of
 from keyhole.experiments.trial import Result, rounds_kept
@@ -66,8 +67,8 @@ class TrainedTrial:
 
     @property
     def broadcast_bytes(self) -> int:
-        """What a client would receive and send in a round of the whole model: float32, twice."""
-        return 2 * 4 * int(self.asked["size"]["server"])
+        """What a client would receive and send in a round of the whole model."""
+        return broadcast_bytes(int(self.asked["size"]["server"]))
 
 
 class TrainedRun:

@@ -290,6 +290,8 @@ class UpdateRoutes:
             if self.spool.is_closed(current.round):  # before the file of the current round says so
                 current = replace(current, phase="closed")
         told = self.admit(claims.device, current, has_sent)
+        if current is not None:
+            self._count_anew(current.round)
         if not isinstance(told, Admission):
             self.note(claims.device, said, told.seconds)
             return json_response({"wait": told.seconds})
@@ -312,14 +314,17 @@ class UpdateRoutes:
 
     def _note(self, round_id: str, device: str) -> None:
         """Counts the devices that were told to take part in the newest round, each once."""
+        if device not in self._checked_in[round_id]:
+            self._checked_in[round_id].add(device)
+            self.guards.metrics.change("checked_in", 1)
+
+    def _count_anew(self, round_id: str) -> None:
+        """Begins with nobody where the newest round is another one."""
         if round_id not in self._checked_in:
             before = sum(map(len, self._checked_in.values()))
             self._checked_in.clear()
             self._checked_in[round_id] = set()
             self.guards.metrics.change("checked_in", -before)
-        if device not in self._checked_in[round_id]:
-            self._checked_in[round_id].add(device)
-            self.guards.metrics.change("checked_in", 1)
 
     async def update(self, request: Request) -> Response:
         """Takes the update of one device in one round."""

@@ -103,6 +103,20 @@ class WaitingRoom:
         return CheckIn(memory_mb=memory or None, examples=examples or None)
 
 
+def count_waiting(directory: Path, now: float) -> int | None:
+    """Returns how many devices wait in a rounds directory, looked at from outside; None where no
+    trainer draws from them."""
+    count = 0
+    try:
+        with os.scandir(directory / _FOLDER) as entries:
+            for entry in entries:
+                with suppress(FileNotFoundError):  # drawn a moment ago
+                    count += 0 <= entry.stat().st_mtime - now <= _MAX_AHEAD
+    except FileNotFoundError:
+        return None
+    return count
+
+
 def _touched(path: Path, until: float) -> bool:
     """Whether the file was there to be given another time."""
     try:

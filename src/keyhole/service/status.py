@@ -24,6 +24,7 @@ from keyhole.service.directory import (
     round_path,
     write_file,
 )
+from keyhole.service.lobby import count_waiting
 from keyhole.service.spool import refused_in, sizes_in
 from keyhole.wire.assignment import Phase
 
@@ -44,7 +45,6 @@ class TrainerProgress(msgspec.Struct, frozen=True, omit_defaults=True):
     opened: float  # unix seconds
     seen: float  # when the trainer last looked at its updates
     closes: float | None = None  # when the round closes with what is there; None if it waits
-    waiting: int | None = None  # devices that have checked in and are in no round
     run: str = ""  # the folder of the run, by its last two names
     closed: _Count = 0  # rounds that have closed since this trainer was started
     empty: _Count = 0  # of these, the rounds in which no update counted
@@ -72,10 +72,10 @@ class RoundStatus(msgspec.Struct, frozen=True):
     phase: Phase
     cohort: int | None
     goal: int | None
-    updates: int
+    updates: int | None
     refused: int
     bytes: int | None
-    seconds_open: float
+    seconds_open: float | None
     checked_in: int | None = None
     waiting: int | None = None
     seconds_left: float | None = None
@@ -88,20 +88,30 @@ class RoundStatus(msgspec.Struct, frozen=True):
     @property
     def told(self) -> str:
         """Says in one line how it stands: what it waits for while it is open."""
+        if self.updates is None:
+            return f"round {self.number} is {self.phase}; its counts are at the metrics' address"
         if self.phase == "closed":
             return f"round {self.number} is closed with {_of(self.updates, self.goal)}"
         done = self.updates + self.refused
         missing = None if self.cohort is None else max(0, self.cohort - done)
-        return waits(self.number, self.updates, self.goal, missing, self.refused)
+        return waits(self.number, self.updates, self.goal, missing, self.waiting, self.refused)
 
 
-def waits(number: int, here: int, goal: int | None, missing: int | None, refused: int = 0) -> str:
+def waits(
+    number: int,
+    here: int,
+    goal: int | None,
+    missing: int | None,
+    waiting: int | None = None,
+    refused: int = 0,
+) -> str:
     """Returns what a round waits for, as one line.
 
-    >>> waits(3, 2, 10, 14)
-    'round 3: 2 of 10 updates, 14 devices to come'
+    >>> waits(3, 2, 10, 12, waiting=14)
+    'round 3: 2 of 10 updates, 12 devices to come, 14 devices waiting'
     """
     rest = [] if missing is None else [f"{counted(missing, 'device')} to come"]
+    rest += [] if waiting is None else [f"{counted(waiting, 'device')} waiting"]
     rest += [f"{refused} refused"] if refused else []
     return f"round {number}: {', '.join([_of(here, goal), *rest])}"
 
@@ -165,7 +175,7 @@ class RoundFiles:
             len(refused_in(folder)),
             sum(sizes.values()) if sizes or told is None or not told.updates else None,
             max(0.0, now - opened),
-            waiting=None if told is None else told.waiting,
+            waiting=count_waiting(self.directory, now),
             seconds_left=None if closes is None else max(0.0, closes - now),
             trainer_away=None if told is None else max(0.0, now - told.seen),
             run="" if told is None else told.run,
@@ -176,12 +186,15 @@ class RoundFiles:
 
     def missing(self) -> list[str]:
         """Returns the devices of the cohort whose update is not here, by name; none where all may
-        take part, or updates go elsewhere."""
+        take part, or where updates go elsewhere and nobody here knows."""
         current = read_current(self.directory)
         if current is None:
             return []
         folder = self.directory / UPDATES / current.round
         here = {*sizes_in(folder), *refused_in(folder)}
+        told = read_progress(self.directory)
+        if told is not None and told.round == current.round and told.updates > len(here):
+            return []
         cohort = read_cohort(round_path(self.directory, current.round)) or {}
         return [device for device in cohort if device not in here]
 

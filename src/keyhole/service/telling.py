@@ -26,11 +26,13 @@ from typing import get_args
 import msgspec
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.parser import text_string_to_metric_families
 
 from keyhole.errors import KeyholeError
 from keyhole.logs import Fact, tell
 from keyhole.rounds.machine import Why
 from keyhole.rounds.record import RoundRecord
+from keyhole.service.lobby import count_waiting
 from keyhole.service.served import Waiting
 from keyhole.service.status import (
     RoundFiles,
@@ -43,6 +45,7 @@ from keyhole.service.status import (
 )
 
 _LOOK_EVERY = 1.0  # seconds between two looks of a service at its rounds
+_GAUGE = "keyhole_round_"  # begins the names of gauges
 _AGAIN = 60.0  # seconds after which a line on what is waited for is repeated
 _ALIVE_EVERY = 2.0  # seconds after which a trainer that waits says that it is there
 _LINE_EVERY = 5.0  # seconds between two lines of a service on one round
@@ -73,7 +76,37 @@ def round_gauges(status: RoundStatus | None) -> Iterator[Metric]:
     }
     for name, (value, text) in told.items():
         if value is not None:
-            yield GaugeMetricFamily(f"keyhole_round_{name}", text, value=value)
+            yield GaugeMetricFamily(_GAUGE + name, text, value=value)
+
+
+def status_from(page: str) -> RoundStatus | None:
+    """Returns how a round stands by the gauges of a page of metrics; None where it has none.
+
+    Raises:
+        ValueError: it is no such page.
+    """
+    found = {
+        sample.name.removeprefix(_GAUGE): sample.value
+        for family in text_string_to_metric_families(page)
+        for sample in family.samples
+        if sample.name.startswith(_GAUGE) and not sample.labels
+    }
+    if "number" not in found:
+        return None
+    count = {name: int(value) for name, value in found.items()}
+    return RoundStatus(
+        "",
+        count["number"],
+        "open" if count.get("open") else "closed",
+        count.get("cohort"),
+        count.get("goal"),
+        count.get("updates", 0),
+        count.get("refused", 0),
+        count.get("bytes"),
+        found.get("seconds_open"),
+        checked_in=count.get("checked_in"),
+        waiting=count.get("devices_waiting"),
+    )
 
 
 def gauges_of(directory: Path, now: Callable[[], float] = time.time) -> Iterator[Metric]:
@@ -146,7 +179,7 @@ class TrainerTelling:
     def _gather(self, waiting: Waiting, now: float) -> None:
         """Takes note of devices that wait for the next round, before it is drawn."""
         if self._told is not None and now - self._told.seen >= _LOOK_EVERY:
-            self._told = msgspec.structs.replace(self._told, waiting=waiting.here, seen=now)
+            self._told = msgspec.structs.replace(self._told, seen=now)
             write_progress(self.rounds, self._told)
         if self.is_quiet or self._gathered == (waiting.round, waiting.here):
             return
@@ -187,7 +220,7 @@ class TrainerTelling:
 
     def _say_opened(self, waiting: Waiting) -> None:
         cohort = waiting.here + len(waiting.missing)
-        seconds = waiting.seconds if isfinite(waiting.seconds) else None
+        seconds = round(waiting.seconds, 1) if isfinite(waiting.seconds) else None
         text = (
             f"round {waiting.round} is open: waits for {counted(waiting.goal, 'update')} of "
             f"{counted(cohort, 'device')}{f', at most {seconds:,.0f} s' if seconds else ''}"
@@ -203,9 +236,11 @@ class TrainerTelling:
         if now - at < (_AGAIN if here == waiting.here else _LOOK_EVERY):
             return
         self._said = now, waiting.here
-        text = waits(waiting.round, waiting.here, waiting.goal, len(waiting.missing))
+        ready, missing = count_waiting(self.rounds, now), len(waiting.missing)
+        text = waits(waiting.round, waiting.here, waiting.goal, missing, ready)
         facts: dict[str, Fact] = {"round": waiting.round, "updates": waiting.here}
-        tell("trainer", "waiting", text, goal=waiting.goal, waiting=len(waiting.missing), **facts)
+        facts |= {"goal": waiting.goal, "missing": missing, "waiting": ready}
+        tell("trainer", "waiting", text, **facts)
 
 
 @dataclass

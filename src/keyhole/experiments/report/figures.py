@@ -48,10 +48,15 @@ from keyhole.experiments.report.style import (
     scale_sizes,
     scale_x,
     series_styles,
-    shorten_names,
     spans_decades,
 )
-from keyhole.experiments.report.writing import NOTHING, is_share, metric_name, write_number
+from keyhole.experiments.report.writing import (
+    NOTHING,
+    is_share,
+    metric_name,
+    shorten_names,
+    write_number,
+)
 from keyhole.experiments.statistics import Spread
 
 _PANELS_IN_A_ROW = 3

@@ -25,6 +25,7 @@ from keyhole.experiments.report.results import (
     SweepResults,
     Trial,
     TrialResult,
+    broadcast_bytes,
 )
 from keyhole.rounds.record import RoundRecord, metrics_from_json, read_records
 from keyhole.rounds.spec import RunSpec
@@ -128,7 +129,7 @@ def read_results(
         if sweep.name in sweeps:
             on_skip(f"{path} is left out: another folder has a sweep {sweep.name}; name its folder")
         sweeps.setdefault(sweep.name, sweep)
-    found = {arm: _read_trials(arm) for arm in sorted(arms - trials.keys())}
+    found = {arm: read_trials(arm) for arm in sorted(arms - trials.keys())}
     runs = {arm: begun for arm, begun in found.items() if begun}
     for out, root in roots.items():
         if not any(path.is_relative_to(root) for path in (*files, *runs)):
@@ -145,7 +146,7 @@ def read_results(
 def _root(out: Path) -> Path:
     """The directory whose runs are meant: of one trial, that of all trials."""
     root = out.resolve()
-    return root if _number(root) is None else root.parent
+    return root if trial_number(root) is None else root.parent
 
 
 def _sweep_files(
@@ -189,7 +190,7 @@ def _read_line(
 ) -> Series:
     arm = path.parent / told.arm
     if arm not in known:
-        known[arm] = _read_trials(arm)
+        known[arm] = read_trials(arm)
     for trial in known[arm]:
         if trial.result is not None and metric not in trial.result.metrics:
             got = f"metric {metric!r}, which trial {trial.number} of {told.arm} did not measure"
@@ -221,21 +222,30 @@ def _group(task: str, runs: Mapping[Path, tuple[Trial, ...]], root: Path) -> Swe
     )
 
 
-def _read_trials(directory: Path) -> tuple[Trial, ...]:
-    """Reads the trials that were begun; a directory without run.json was not."""
+def read_trials(directory: Path) -> tuple[Trial, ...]:
+    """Returns the trials of an arm that were begun; a directory without run.json was not."""
     paths = [path.parent for path in directory.glob("trial-*/run.json")]
-    trials = [_read_trial(path) for path in paths if _number(path) is not None]
+    trials = [
+        trial_of(path, _read_records(path / "records.jsonl"))
+        for path in paths
+        if trial_number(path) is not None
+    ]
     return tuple(sorted(trials, key=lambda trial: trial.number))
 
 
-def _number(directory: Path) -> int | None:
-    """The k of trial-<k>."""
+def trial_number(directory: Path) -> int | None:
+    """Returns the k of trial-<k>; None where a directory is called otherwise."""
     number = directory.name.removeprefix("trial-")
     is_trial = directory.name.startswith("trial-") and number.isascii() and number.isdigit()
     return int(number) if is_trial else None
 
 
-def _read_trial(directory: Path) -> Trial:
+def trial_of(directory: Path, records: Sequence[RoundRecord]) -> Trial:
+    """Returns a trial that was begun, with these records of its rounds.
+
+    Raises:
+        InputError: a file of it is damaged, or belongs to another directory.
+    """
     path, what = directory / "run.json", "the set-up of a run"
     run = _load(path, what)
     told = _convert(run, _Run, path, what)
@@ -243,9 +253,8 @@ def _read_trial(directory: Path) -> Trial:
         spec = RunSpec.read(told.spec)
     except InputError as error:
         raise _naming(path, error) from error
-    if spec.trial != _number(directory):
+    if spec.trial != trial_number(directory):
         raise _foreign(path, what, f"spec.trial {spec.trial} in another directory")
-    records = _read_records(directory / "records.jsonl")
     metrics = sorted({name for record in records for name in record.metrics})
     done = max((record.round + 1 for record in records), default=0)
     result = _read_result(directory / "result.json")
@@ -255,6 +264,7 @@ def _read_trial(directory: Path) -> Trial:
         run=run,
         rounds_done=done,
         relative_size=told.size.client / told.size.server,
+        broadcast_bytes=broadcast_bytes(told.size.server),
         split=told.curve,
         curves={name: curve_of(records, name) for name in metrics},
         costs=_costs(records),

@@ -57,6 +57,16 @@ def mean_curve(trials: Sequence[Mapping[int, float]]) -> Curve:
     return Curve(rounds, tuple(spread for spread in spreads if spread is not None))
 
 
+def broadcast_bytes(numbers: int) -> int:
+    """Returns what a client would receive and send in a round of a model of `numbers` numbers: all
+    of it as float32, twice.
+
+    >>> broadcast_bytes(1_000)
+    8000
+    """
+    return 2 * 4 * numbers
+
+
 @dataclass(frozen=True)
 class Costs:
     """What a run took from its clients, and who learned what.
@@ -97,6 +107,7 @@ class Trial:
     Args:
         run: `run.json`, which holds it beside versions and facts about data.
         relative_size: numbers in the largest sub-model over numbers in the server's model.
+        broadcast_bytes: what a client would receive and send in a round of the whole model.
         split: on which the run was evaluated while it trained; empty if it does not say.
         curves: metric -> rounds done -> value on that split.
         costs: None before the first round.
@@ -108,6 +119,7 @@ class Trial:
     run: Mapping[str, Any]
     rounds_done: int
     relative_size: float
+    broadcast_bytes: int
     split: str
     curves: Mapping[str, Mapping[int, float]]
     costs: Costs | None

@@ -257,19 +257,6 @@ def _text_width(text: str) -> float:
     return max((width for width, _, _ in sizes), default=0.0)
 
 
-def shorten_names(names: Sequence[str]) -> list[str]:
-    """Returns names without the words that all of them have; a name of such words alone stays.
-
-    >>> shorten_names(["top9-films", "top9-films-mine.SUM", "top9-films-mine.PIR"])
-    ['top9-films', 'mine.SUM', 'mine.PIR']
-    """
-    split = [name.split("-") for name in names]
-    common = set(split[0]).intersection(*split[1:])
-    left = ["-".join(word for word in words if word not in common) for words in split]
-    short = [rest or name for rest, name in zip(left, names, strict=True)]
-    return short if len(set(short)) == len(names) else list(names)
-
-
 def save_figure(figure: Figure, path_stem: Path | str) -> list[Path]:
     """Writes a figure as PNG and SVG and returns the two paths; the same figure gives the same
     bytes. `path_stem` is the path without its ending."""

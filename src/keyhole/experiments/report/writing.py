@@ -36,6 +36,19 @@ def metric_name(metric: str) -> str:
     return metric.replace("_at_", "@").replace("_", " ")
 
 
+def shorten_names(names: Sequence[str]) -> list[str]:
+    """Returns names without the words that all of them have; a name of such words alone stays.
+
+    >>> shorten_names(["top9-films", "top9-films-mine.SUM", "top9-films-mine.PIR"])
+    ['top9-films', 'mine.SUM', 'mine.PIR']
+    """
+    split = [name.split("-") for name in names]
+    common = set(split[0]).intersection(*split[1:])
+    left = ["-".join(word for word in words if word not in common) for words in split]
+    short = [rest or name for rest, name in zip(left, names, strict=True)]
+    return short if len(set(short)) == len(names) else list(names)
+
+
 def write_number(value: float) -> str:
     """Returns a setting as one would write it.
 

@@ -1,0 +1,1 @@
+"""A page on which runs and rounds can be watched."""

@@ -1,0 +1,316 @@
+"""Describes the runs and rounds of a folder as plain values, for a page and for the command line.
+
+What is told of a run is what `keyhole report` tells: the same curves, costs, bytes beside broadcast
+and who learned what. Files that have not changed are not read again, and of records that have grown
+the new lines alone. Nothing outside the folder is read, whatever links in it say; what cannot be
+read is named, and hides nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import msgspec
+
+from keyhole.errors import InputError, KeyholeError
+from keyhole.experiments.report.reading import trial_number, trial_of
+from keyhole.experiments.report.results import Curve, Series, Trial
+from keyhole.experiments.report.writing import is_share, metric_name, shorten_names
+from keyhole.experiments.statistics import Spread, numbers_of
+from keyhole.rounds.record import RoundRecord, decode_records
+from keyhole.service.directory import CURRENT
+from keyhole.service.status import PROGRESS, UPDATES, RoundFiles, counted
+
+Told: TypeAlias = dict[str, Any]
+"""A JSON object."""
+
+_FILES = "run.json", "records.jsonl", "result.json"
+_LISTS = ("late", "stale", "refused", "empty", "lost_before", "lost_after")  # of a record
+_OF_ROUNDS = CURRENT, PROGRESS, UPDATES, "rounds"
+_MAX_DEPTH = 6  # of folders below the one that is watched
+
+
+@dataclass
+class _Records:
+    """Records of a file as far as it was read."""
+
+    file: int = -1  # its inode: a run that goes on replaces the file
+    read: int = 0  # bytes
+    found: list[RoundRecord] = field(default_factory=list)
+
+
+@dataclass
+class RunFolder:
+    """The folder that is watched: of runs, of rounds, or of folders with such.
+
+    Args:
+        root: where links are followed to, and no further.
+        names: whether devices that a round waits for are named; counts alone are shown otherwise.
+        now: unix seconds.
+    """
+
+    root: Path
+    names: bool = False
+    now: Callable[[], float] = time.time
+    _records: dict[Path, _Records] = field(default_factory=dict, repr=False)
+    _trials: dict[Path, tuple[object, Trial]] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        self.root = self.root.resolve()
+
+    def overview(self) -> Told:
+        """Returns a line for every run, how rounds stand, and what could not be read."""
+        runs, rounds, troubles = [], [], []
+        for kind, path in self._places():
+            try:
+                if kind == "run":
+                    runs.append(self._line(path))
+                elif (status := self._rounds(path)) is not None:
+                    rounds.append(status)
+            except (KeyholeError, OSError) as error:
+                troubles.append(f"{self._name(path)}: {_words(error)}")
+        runs.sort(key=lambda run: -run["changed"])
+        shorts = shorten_names([run["label"] for run in runs]) if len(runs) > 1 else []
+        for run, short in zip(runs, shorts or [run["label"] for run in runs], strict=True):
+            run["short"] = short
+        told = {"folder": self.root.name, "runs": runs, "rounds": rounds, "troubles": troubles}
+        return told | {"now": self.now()}
+
+    def run(self, name: str) -> Told:
+        """Returns everything that the page shows of a run.
+
+        Raises:
+            InputError: the folder has no run of this name, or a file of it is damaged.
+        """
+        found = (p for kind, p in self._places() if kind == "run" and self._name(p) == name)
+        path = next(found, None)
+        if path is None:
+            raise InputError(
+                f"no such run: got {name!r}; expected one of those in {self.root.name}; take its "
+                "name from the list"
+            )
+        return _described(self._line(path), self._series(path), self._newest(path))
+
+    def _places(self) -> Iterator[tuple[str, Path]]:
+        """Folders of runs and of rounds, by name; links that lead out are passed over."""
+        here = self.root.parent if trial_number(self.root) is not None else self.root
+        self.root = here
+        for folder, names, files in os.walk(here):
+            path = Path(folder)
+            if any(trial_number(path / n) is not None and self._is_run(path / n) for n in names):
+                yield "run", path
+            if CURRENT in files:
+                is_linked = any((path / n).is_symlink() for n in _OF_ROUNDS)
+                names.clear()
+                if not is_linked:
+                    yield "rounds", path
+            depth = len(path.relative_to(here).parts)
+            names[:] = sorted(n for n in names if trial_number(path / n) is None)
+            if depth >= _MAX_DEPTH:
+                names.clear()
+
+    def _is_run(self, trial: Path) -> bool:
+        """Whether a trial was begun here, and all that is read of it lies in the folder."""
+        if trial.is_symlink() or not (trial / _FILES[0]).is_file():
+            return False
+        return not any((trial / name).is_symlink() for name in _FILES)
+
+    def _name(self, path: Path) -> str:
+        return path.relative_to(self.root).as_posix()
+
+    def _label(self, path: Path) -> str:
+        return path.name if path == self.root else self._name(path)
+
+    def _rounds(self, path: Path) -> Told | None:
+        status = RoundFiles(path).status(self.now())
+        if status is None:
+            return None
+        named = {"missing": RoundFiles(path).missing()} if self.names else {}
+        facts: Told = msgspec.to_builtins(status)
+        return {"name": self._label(path), "told": status.told, **named, **facts}
+
+    def _series(self, path: Path) -> Series:
+        trials = tuple(self._trial(trial) for trial in self._trial_folders(path))
+        metric = str(trials[0].run.get("metric", "")) if trials else ""
+        return Series("", self._label(path), None, path.name, metric, trials)
+
+    def _trial_folders(self, path: Path) -> list[Path]:
+        found = [each for each in path.glob("trial-*") if trial_number(each) is not None]
+        return sorted((t for t in found if self._is_run(t)), key=lambda t: trial_number(t) or 0)
+
+    def _newest(self, path: Path) -> Sequence[RoundRecord]:
+        """The records of the first trial, which stand for the others round by round."""
+        folders = self._trial_folders(path)
+        return self._records_of(folders[0]) if folders else ()
+
+    def _trial(self, path: Path) -> Trial:
+        """A trial, read again where one of its files has changed."""
+        version = tuple(_version(path / name) for name in _FILES)
+        known = self._trials.get(path)
+        if known is None or known[0] != version:
+            known = self._trials[path] = version, trial_of(path, self._records_of(path))
+        return known[1]
+
+    def _records_of(self, trial: Path) -> list[RoundRecord]:
+        """The records of a trial; of a file that has grown, what is new is read."""
+        known, path = self._records.setdefault(trial, _Records()), trial / _FILES[1]
+        try:
+            found = path.stat()
+        except FileNotFoundError:
+            return []
+        if known.file != found.st_ino or found.st_size < known.read:
+            known = self._records[trial] = _Records(found.st_ino)
+        if found.st_size > known.read:
+            with path.open("rb") as file:
+                file.seek(known.read)
+                new = file.read()
+            whole = new[: new.rfind(b"\n") + 1]  # the last line may be half written
+            known.found = [*known.found, *decode_records(whole)]
+            known.read += len(whole)
+        return known.found
+
+    def _line(self, path: Path) -> Told:
+        """What the list says of a run."""
+        line, folders = self._series(path), self._trial_folders(path)
+        if not line.trials:
+            raise InputError("a run has gone: got no trial; expected one or more; look again")
+        first, costs = line.trials[0], line.costs
+        records = self._newest(path)
+        reached = line.test or line.last
+        changed = max(_version(each / name)[1] for each in folders for name in _FILES) / 1e9
+        return {
+            "name": self._name(path),
+            "label": line.label,
+            "task": first.spec.task.name,
+            "delivery": first.title("delivery"),
+            "aggregation": first.title("aggregation"),
+            "trials": len(line.trials),
+            "finished": len(line.finished),
+            "rounds": min(trial.rounds_done for trial in line.trials),
+            "planned": max(trial.rounds_planned for trial in line.trials),
+            "changed": changed,
+            "metric": line.metric,
+            "metric_title": metric_name(line.metric),
+            "is_share": is_share(line.metric),
+            "split": "test" if line.test else first.split,
+            "reached": _number(reached.mean) if reached else None,
+            "half_width": _number(reached.half_width) if reached else None,
+            "bytes": costs.bytes_down + costs.bytes_up if costs else None,
+            "broadcast_bytes": first.broadcast_bytes,
+            "epsilon": _number(costs.epsilon) if costs and costs.epsilon is not None else None,
+            "is_private": costs is not None and costs.epsilon is not None,
+            "empty": sum(record.is_skipped for record in records),
+        }
+
+
+def _described(line: Told, series: Series, records: Sequence[RoundRecord]) -> Told:
+    """Everything that the page shows of a run."""
+    metrics = {name for trial in series.trials for name in trial.curves}
+    costs = series.costs
+    learned = (
+        []
+        if costs is None
+        else [
+            (party, costs.seen_by.get(party, "nothing"), costs.seen_in_sum.get(party, "nothing"))
+            for party in dict.fromkeys([*costs.seen_by, *costs.seen_in_sum])
+        ]
+    )
+    return {
+        **line,
+        "curves": {
+            name: _curve(series, name)
+            for name in sorted(metrics, key=lambda name: (name != series.metric, name))
+        },
+        "split_of_curves": series.trials[0].split,
+        "tests": {name: _told(series.test_of(name)) for name in series.metrics},
+        "bytes_down": costs.bytes_down if costs else None,
+        "bytes_up": costs.bytes_up if costs else None,
+        "cohorts": _cohorts(records),
+        "learned": learned,
+        "privacy": dict(records[-1].privacy) if records else {},
+        "incidents": list(_incidents(records)),
+        "settings": {name: str(value) for name, value in series.trials[0].settings.items()},
+        "differing": series.differing,
+    }
+
+
+def _curve(series: Series, metric: str) -> Told:
+    """A metric over rounds: the mean with its interval, and each trial."""
+    curve: Curve = series.curve_of(metric)
+    halves = [spread.half_width or 0.0 for spread in curve.spreads]
+    pairs = list(zip(curve.mean, halves, strict=True))
+    return {
+        "title": metric_name(metric),
+        "is_share": is_share(metric),
+        "rounds": curve.rounds,
+        "mean": [_number(mean) for mean in curve.mean],
+        "low": [_number(mean - half) for mean, half in pairs],
+        "high": [_number(mean + half) for mean, half in pairs],
+        "trials": [
+            {
+                "trial": trial.number,
+                "rounds": list(found),
+                "values": list(map(_number, found.values())),
+            }
+            for trial in series.trials
+            if (found := trial.curves.get(metric))
+        ],
+    }
+
+
+def _cohorts(records: Sequence[RoundRecord]) -> Mapping[str, list[Any]]:
+    """What became of each round's clients, as counts, and their bytes."""
+    counts = {name: [len(getattr(r, name)) for r in records] for name in _LISTS}
+    return {
+        "round": [record.round for record in records],
+        "asked": [len(record.clients) for record in records],
+        "added": [len(record.staleness) for record in records],
+        **counts,
+        "closed": [record.closed for record in records],
+        "is_skipped": [record.is_skipped for record in records],
+        "bytes_down": [_mean(record.bytes_down) for record in records],
+        "bytes_up": [_mean(record.bytes_up) for record in records],
+    }
+
+
+def _incidents(records: Sequence[RoundRecord]) -> Iterator[tuple[int, str]]:
+    """Rounds in which something went wrong, the newest first."""
+    for record in reversed(records):
+        yield from ((record.round, incident) for incident in record.incidents)
+        if record.is_skipped:
+            yield record.round, record.told
+        if record.outliers or record.above_norm:
+            what = f"{counted(record.above_norm, 'update')} above the max norm, "
+            yield record.round, f"{what}{record.outliers} beyond the norm alarm"
+
+
+def _told(spread: Spread | None) -> Told | None:
+    return None if spread is None else {k: _number(v) for k, v in numbers_of(spread, None).items()}
+
+
+def _mean(values: Sequence[int]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _number(value: Any) -> Any:
+    """JSON has neither NaN nor infinity."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _version(path: Path) -> tuple[int, int, int]:
+    """What changes with a file; zeros where there is none."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return (0, 0, 0)
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def _words(error: Exception) -> str:
+    return str(error) if isinstance(error, KeyholeError) else type(error).__name__
