@@ -70,6 +70,23 @@ def test_no_keys_are_a_request_like_any_other(loaded):
     assert inside.rows_read == 8 * 37
 
 
+def test_many_keys_are_read_in_buckets_whatever_they_are():
+    """K = 4,000 and m = 40: 54 buckets of 223 rows at most, and two places of the stash."""
+    records = np.random.default_rng(0).integers(0, 256, (4_000, 29), np.uint8)
+    inside, params = inside_with(records, max_keys=40)
+    assert (params.shape.num_buckets, params.shape.stash) == (54, 2)
+    read = []
+    for keys in (np.arange(40) * 99, np.array([3_999, 7, 7]), np.empty(0, np.int64)):
+        asked, before = question(inside, params, keys), inside.rows_read
+        (message,) = asked.messages()
+        assert len(message) == request_bytes(params) == 88 + 32 + 8 * 56 + 16
+        found = asked.decode([inside.answer(message)])
+        np.testing.assert_array_equal(found.records, records[keys])
+        assert found.is_found.all()
+        read.append(inside.rows_read - before)
+    assert read == [54 * params.placement.bucket_size + 2 * 4_000] * 3
+
+
 def test_a_question_has_one_use(loaded):
     inside, params = loaded
     asked = question(inside, params, [3])

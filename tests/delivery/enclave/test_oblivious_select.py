@@ -10,7 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keyhole.delivery.enclave.program import oblivious_select, oblivious_select_plain
+from keyhole.delivery.enclave.program import (
+    bucketed_select,
+    oblivious_select,
+    oblivious_select_plain,
+)
 from tests.delivery.enclave.forbidden_row import NUM_KEYS, selections
 from tests.helpers import ROOT
 
@@ -67,3 +71,18 @@ def test_memory_beside_the_output_does_not_grow_with_the_keys(words):
     np.testing.assert_array_equal(found, rows[keys])
     np.testing.assert_array_equal(visited, np.full(len(keys), len(rows)))
     assert limit < found.nbytes + visited.nbytes + (4 << 20)
+
+
+@settings(max_examples=20)
+@given(st.integers(1, 40), st.integers(1, 11), st.integers(1, 7), st.data())
+def test_a_bucket_gives_the_row_of_its_key_alone(num_keys, num_buckets, words, data):
+    """Also where the last places of a bucket are empty, and whose key is in another bucket."""
+    rows = rows_of(num_keys, words)
+    draw = st.lists(st.integers(-1, num_keys - 1), min_size=num_buckets, max_size=num_buckets)
+    members = np.array([data.draw(draw) for _ in range(5)], np.int32).T
+    keys = np.array(data.draw(draw), np.int64)
+    found, visited = bucketed_select(rows, members, keys)
+    is_there = (keys >= 0) & (members == keys[:, None]).any(axis=1)
+    expected = np.where(is_there[:, None], rows[keys], np.uint64(0))
+    np.testing.assert_array_equal(found, expected)
+    assert visited.tolist() == [5] * num_buckets

@@ -111,7 +111,9 @@ class EnclaveQuery:
         (reply,) = replies
         rows = open_reply(self._context.peek(), self._params, self._nonce, reply)
         self._context.take()
-        return Retrieved.whole(rows[self._places])
+        found, is_found = rows[self._places], self._places >= 0
+        found[~is_found] = 0
+        return Retrieved(found, is_found)
 
 
 @dataclass(frozen=True)
@@ -157,10 +159,10 @@ def ask(
             "an enclave that holds another table: got a digest of other params; expected the "
             "digest of these params; fetch params and evidence again, in one round"
         )
-    found, places = distinct_keys(keys, params.num_keys, params.max_keys)
-    return EnclaveQuery(
-        claims, params, nonce, seal_request(evidence.public, params, nonce, found, prg), places
-    )
+    found, which = distinct_keys(keys, params.num_keys, params.max_keys)
+    asked, places = params.assign(found)
+    sealed = seal_request(evidence.public, params, nonce, asked, prg)
+    return EnclaveQuery(claims, params, nonce, sealed, places[which])
 
 
 _MODULE = "keyhole.delivery.enclave.program"
@@ -375,22 +377,26 @@ class Enclave:
             self._process = None
 
     def price(self, load: Workload, speeds: Speeds) -> Price:
-        """Prices evidence of real hardware, the top, and one pass over the table for each key."""
+        """Prices evidence of real hardware, the top, and passes over the table: one for each
+        bucket of a key, which are three, or one for each key where those are few."""
         row_bytes = load.slice_bytes + path_bytes(load.num_keys)
         numbers = load.num_keys, row_bytes, load.keys_per_client
         params = EnclaveParams(bytes(16), bytes(32), bytes(32), *numbers)
         quote, collateral = bytes(_QUOTE_BYTES), bytes(_COLLATERAL_BYTES)
         evidence = Evidence("tdx", quote, collateral, bytes(32), bytes(32))
         table, beside = load.num_keys * row_bytes, top_bytes(load.num_keys) + load.broadcast_bytes
-        scanned = load.cohort * load.keys_per_client * table
-        asked = load.keys_per_client * row_bytes
+        scanning, held = params.shape.stash * table / speeds.enclave_scan, table
+        if params.placement is not None:
+            scanning = (params.placement.num_hashes + params.shape.stash) * table / speeds.gather
+            held += params.placement.members_bytes
+        asked = params.num_places * row_bytes
         return Price(
             _ABOUT,
             len(evidence.encode()) + reply_bytes(params) + beside,
             NONCE_BYTES + request_bytes(params),
-            {_HOST: scanned / speeds.enclave_scan},
+            {_HOST: load.cohort * scanning},
             speeds.quote_seconds + speeds.seal_seconds + asked / speeds.aes,
-            table,
+            held,
             load.num_keys,
             {_HOST: making_seconds(load, speeds)},
             requests=3,

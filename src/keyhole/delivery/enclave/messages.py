@@ -33,6 +33,13 @@ from numpy.typing import NDArray
 
 from keyhole.arrays import KeyArray
 from keyhole.crypto.codec import read_facts
+from keyhole.crypto.cuckoo import (
+    MAX_IN_BUCKETS,
+    BatchShape,
+    Placement,
+    batch_shape,
+    place,
+)
 from keyhole.crypto.hpke import (
     AES_128_GCM,
     PUBLIC_BYTES,
@@ -161,7 +168,7 @@ class EnclaveParams:
         root: 32 bytes: of the tree over all slices. The program does not compare rows with it:
             clients do, by the path in each row.
         row_bytes: of a slice and its path.
-        max_keys: m, to which every request is padded.
+        max_keys: m; every request is padded to the places for this many.
     """
 
     round: bytes
@@ -173,7 +180,7 @@ class EnclaveParams:
 
     def __post_init__(self) -> None:
         PublicTable(*astuple(self))  # checks each field
-        if self.max_keys * max(_KEY.itemsize, self.row_bytes) > _MAX_SEALED:
+        if self.num_places * max(_KEY.itemsize, self.row_bytes) > _MAX_SEALED:
             raise InputError(
                 f"a request too large for an enclave: got {self.max_keys} keys per query, for rows "
                 f"of {self.row_bytes} bytes; expected at most 2 GB of keys, 8 bytes each, or rows; "
@@ -184,6 +191,42 @@ class EnclaveParams:
     def of(table: PublicTable) -> EnclaveParams:
         """Returns the params of a table."""
         return EnclaveParams(*astuple(table))
+
+    @cached_property
+    def shape(self) -> BatchShape:
+        """How a request is laid out: a key or none for each bucket, then those of the stash, for
+        which the whole table is read."""
+        if self.num_keys > MAX_IN_BUCKETS:
+            return BatchShape(0, self.max_keys)
+        return batch_shape(self.max_keys, self.num_keys)
+
+    @property
+    def num_places(self) -> int:
+        """The number of keys in a request, padding included, and of rows in a reply."""
+        return self.shape.num_buckets + self.shape.stash
+
+    @cached_property
+    def placement(self) -> Placement | None:
+        """Which keys lie in which bucket; None where no request has buckets."""
+        if not self.shape.num_buckets:
+            return None
+        return Placement(self.num_keys, self.shape.num_buckets)
+
+    def assign(self, keys: KeyArray) -> tuple[KeyArray, NDArray[np.int64]]:
+        """Puts different keys into places.
+
+        Returns:
+            The keys as they are sent, (num_places,), -1 for none; and the place of each key, -1 for
+            one that found none, which is seldom (`batch_shape`).
+        """
+        asked, places = np.full(self.num_places, NO_KEY, np.int64), np.full(len(keys), -1, np.int64)
+        if self.placement is not None:
+            places[:] = place(self.placement.buckets_of(keys), self.shape.num_buckets)
+        left = np.flatnonzero(places < 0)[: self.shape.stash]
+        places[left] = self.shape.num_buckets + np.arange(len(left))
+        is_placed = places >= 0
+        asked[places[is_placed]] = keys[is_placed]
+        return asked, places
 
     @cached_property
     def digest(self) -> bytes:
@@ -215,21 +258,21 @@ _LABEL = b"keyhole-enclave-v1 reply"
 
 def request_bytes(params: EnclaveParams) -> int:
     """Returns the length of every request under these params."""
-    return _HEAD.size + PUBLIC_BYTES + _KEY.itemsize * params.max_keys + TAG_BYTES
+    return _HEAD.size + PUBLIC_BYTES + _KEY.itemsize * params.num_places + TAG_BYTES
 
 
 def reply_bytes(params: EnclaveParams) -> int:
     """Returns the length of every reply under these params."""
-    return _HEAD.size + _SALT_BYTES + params.max_keys * params.row_bytes + TAG_BYTES
+    return _HEAD.size + _SALT_BYTES + params.num_places * params.row_bytes + TAG_BYTES
 
 
 def seal_request(
     public: bytes, params: EnclaveParams, nonce: bytes, keys: KeyArray, prg: Prg | None = None
 ) -> tuple[bytes, Context]:
-    """Returns a request for different keys, at most `params.max_keys`, and the context that opens
-    its reply; `prg` is given by tests only."""
+    """Returns a request for keys in their places (`params.assign`), filled up with none, and the
+    context that opens its reply; `prg` is given by tests only."""
     head = _head("request", params, nonce)
-    padded = np.full(params.max_keys, NO_KEY, _KEY)
+    padded = np.full(params.num_places, NO_KEY, _KEY)
     padded[: len(keys)] = keys
     enc, context = seal_to(public, head, ephemeral=PrivateKey.fresh(prg))
     return head + enc + context.seal(head, padded.tobytes()), context
@@ -247,7 +290,8 @@ def nonce_of(request: bytes | bytearray, params: EnclaveParams) -> bytes:
 def open_request(
     private: PrivateKey, params: EnclaveParams, request: bytes | bytearray
 ) -> tuple[KeyArray, Context]:
-    """Returns the padded keys of a request, and the context that seals its reply."""
+    """Returns the keys of a request in their places, -1 for none, and the context that seals its
+    reply."""
     head = _head("request", params, nonce_of(request, params))
     start = _HEAD.size + PUBLIC_BYTES
     context = open_from(private, bytes(request[_HEAD.size : start]), head)
@@ -261,7 +305,7 @@ def open_request(
 def seal_reply(
     context: Context, params: EnclaveParams, nonce: bytes, rows: NDArray[np.uint8], prg: Prg
 ) -> bytes:
-    """Returns the reply to the request of a context: rows (max_keys, row_bytes), contiguous."""
+    """Returns the reply to the request of a context: rows (num_places, row_bytes), contiguous."""
     head, salt = _head("reply", params, nonce), prg.bytes(_SALT_BYTES)
     key, iv = _reply_key(context, salt)
     return b"".join([head, salt, AES_128_GCM.cipher(key).encrypt(iv, rows.data, head)])
@@ -270,7 +314,7 @@ def seal_reply(
 def open_reply(
     context: Context, params: EnclaveParams, nonce: bytes, reply: bytes
 ) -> NDArray[np.uint8]:
-    """Returns the rows of a reply, (max_keys, row_bytes)."""
+    """Returns the rows of a reply, (num_places, row_bytes)."""
     if len(reply) != reply_bytes(params):
         raise _malformed("reply", f"{len(reply)} bytes", f"{reply_bytes(params)} bytes")
     head, start = reply[: _HEAD.size], _HEAD.size + _SALT_BYTES
@@ -284,7 +328,7 @@ def open_reply(
             "sealed for this request, unchanged; ask again for all keys, with fresh evidence; the "
             "host may be lying"
         ) from error
-    return np.frombuffer(plain, np.uint8).reshape(params.max_keys, params.row_bytes)
+    return np.frombuffer(plain, np.uint8).reshape(params.num_places, params.row_bytes)
 
 
 def _reply_key(context: Context, salt: bytes) -> tuple[bytes, bytes]:

@@ -5,6 +5,11 @@ For every key all rows are read, in their order, and all but one are masked to z
     out[j] = OR over r of (rows[r] AND mask[j, r])
     mask[j, r] = all ones if r = keys[j], else zero
 
+Of a request with many keys, the client puts each into a bucket (`crypto/cuckoo.py`). Which rows a
+bucket has is public and the same for everyone. For each bucket its rows are read, in their order,
+and all but that of its key are masked: three passes over the table in all, and one for each key of
+the stash, whatever the keys.
+
 Hidden: which rows are selected, from anyone who sees the addresses that this code reads and writes.
 Not covered: what a processor does beneath them, time, power, and the Python around this file, which
 is not constant-time. Run as it is, it is an ordinary process that its host can look into: isolation
@@ -85,6 +90,53 @@ def oblivious_select(
             some = slice(first, first + group)
             _scan_tile(piece, _masks(keys[some], start, len(piece)), out[some], visited[some])
     return out, visited
+
+
+def bucketed_select(
+    rows: NDArray[np.uint64], members: NDArray[np.int32], keys: KeyArray
+) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+    """Selects a row of each bucket by reading all rows of the bucket; -1 selects nothing, at the
+    same cost, and so does a key of another bucket.
+
+    Args:
+        members: the rows of every bucket, (B, size), -1 where there are no more; public.
+        keys: one for each bucket, (B,).
+
+    Returns:
+        The rows, (B, words), and how many were read for each key, (B,): the size of a bucket.
+    """
+    num_buckets, size = members.shape
+    out = np.zeros((num_buckets, rows.shape[1]), np.uint64)
+    visited = np.zeros(num_buckets, np.int64)
+    group = max(1, _MASKS // (8 * size))
+    for start in range(0, num_buckets, group):
+        some = slice(start, start + group)
+        mine = np.maximum(members[some], 0)  # an empty place reads row 0, for nothing
+        own = (members[some] == keys[some, None]) & (members[some] >= 0)
+        masks = np.negative(own.astype(np.uint64))
+        _scan_buckets(rows, mine, masks, out[some], visited[some])
+    return out, visited
+
+
+@njit(cache=True, nogil=True)
+def _scan_buckets(rows, members, masks, out, visited):  # type: ignore[no-untyped-def]
+    """Adds the masked rows of each bucket to the output of its key."""
+    size, words = members.shape[1], rows.shape[1]
+    whole = size - size % 4
+    for b in range(len(members)):
+        own, mask, target = members[b], masks[b], out[b]
+        for p in range(0, whole, 4):
+            q, r, s, t = own[p], own[p + 1], own[p + 2], own[p + 3]
+            e, f, g, h = mask[p], mask[p + 1], mask[p + 2], mask[p + 3]
+            for w in range(words):
+                target[w] |= (
+                    (rows[q, w] & e) | (rows[r, w] & f) | (rows[s, w] & g) | (rows[t, w] & h)
+                )
+            visited[b] += 4
+        for p in range(whole, size):
+            for w in range(words):
+                target[w] |= rows[own[p], w] & mask[p]
+            visited[b] += 1
 
 
 def oblivious_select_plain(rows: NDArray[np.uint64], keys: KeyArray) -> NDArray[np.uint64]:
@@ -180,7 +232,8 @@ class Inside:
         self._arriving: _Arriving | None = None
         self._table: _Table | None = None
         self.rows_read = 0
-        """Over all keys: K for each, padding included, so it tells nothing about them."""
+        """Over all keys: K or the size of a bucket for each, padding included, so it tells nothing
+        about them."""
 
     def load(self, params: EnclaveParams) -> None:
         """Forgets the table and its key, and awaits the rows of another."""
@@ -228,10 +281,20 @@ class Inside:
             raise _used()
         keys, context = open_request(table.private, table.params, request)
         table.nonces[nonce] = True  # before any row is read: nothing is answered twice
-        found, visited = oblivious_select(table.rows, keys)
-        self.rows_read += int(visited.sum())
+        found = self._select(table, keys)
         rows = np.ascontiguousarray(found.view(np.uint8)[:, : table.params.row_bytes])
         return seal_reply(context, table.params, nonce, rows, Prg.fresh())
+
+    def _select(self, table: _Table, keys: KeyArray) -> NDArray[np.uint64]:
+        """The rows of keys in their places: those of buckets, then those of the stash."""
+        cut, placement = table.params.shape.num_buckets, table.params.placement
+        found, visited = oblivious_select(table.rows, keys[cut:])
+        self.rows_read += int(visited.sum())
+        if placement is None:
+            return found
+        in_buckets, visited = bucketed_select(table.rows, placement.members(), keys[:cut])
+        self.rows_read += int(visited.sum())
+        return np.concatenate([in_buckets, found])
 
     def _whole_table(self) -> _Table:
         if self._table is None:
