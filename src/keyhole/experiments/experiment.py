@@ -351,6 +351,8 @@ class Experiment:
         self._check_facts(kind)
         is_resumed = directory is not None and holds_store(directory / "state")
         model, layout = self._first_model(trial, is_resumed), self.task.model.layout
+        if not is_resumed:
+            self.task.check(model)
         state = hold(ServerState.dense(layout, model, self.algorithm.server))
         clients, parts = self.clients, self.run_parts(trial)
         if directory is None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from keyhole.arrays import Array, KeyArray
+from keyhole.arrays import Array, KeyArray, Tree
 from keyhole.data.federated import Dataset
 from keyhole.errors import InputError
 from keyhole.experiments.specs import check_sizes
@@ -47,6 +47,8 @@ class TaskParts:
         outputs: the key space whose keys are the outputs of a softmax, if there is one.
         predictions: split -> what the model says of its examples, for metrics that are thought of
             after the run.
+        check: is given the parameters that a run starts from, and raises InputError for what is
+            found amiss only by computing.
     """
 
     model: Model | TrainsItself
@@ -58,6 +60,7 @@ class TaskParts:
     always: Mapping[str, KeyArray] = field(default_factory=dict)
     outputs: str | None = None
     predictions: Mapping[str, Predictions] = field(default_factory=dict, compare=False)
+    check: Callable[[Tree], None] = field(default=lambda _: None, compare=False)
 
 
 @dataclass(frozen=True)

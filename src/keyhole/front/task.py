@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any, Literal, TypeAlias
 
@@ -19,6 +19,7 @@ from keyhole.arrays import Array, KeyArray
 from keyhole.data.federated import Dataset, FederatedData, Ragged, draw_pool
 from keyhole.errors import InputError
 from keyhole.experiments.task import Metrics, Predictions, TaskKind, TaskParts, places_of
+from keyhole.front.undeclared import check_undeclared
 from keyhole.identity import Ref
 from keyhole.keys.choice import Choice, KeyCounts
 from keyhole.keys.structured import OF_OWN_KEYS, top
@@ -168,6 +169,7 @@ class Task:
             metrics={split: self._metrics_of(found) for split, found in predictions.items()},
             always={name: np.array([key], np.int64) for name, key in self.unknown.items()},
             predictions=predictions,
+            check=partial(check_undeclared, self.model, self.spaces, dataset),
         )
 
     def count_keys(self, own: Batch) -> dict[str, KeyCounts]:
