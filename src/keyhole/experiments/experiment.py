@@ -351,7 +351,7 @@ class Experiment:
         self._check_facts(kind)
         is_resumed = directory is not None and holds_store(directory / "state")
         model, layout = self._first_model(trial, is_resumed), self.task.model.layout
-        if not is_resumed:
+        if self.task.check is not None and not is_resumed:
             self.task.check(model)
         state = hold(ServerState.dense(layout, model, self.algorithm.server))
         clients, parts = self.clients, self.run_parts(trial)

@@ -60,7 +60,7 @@ class TaskParts:
     always: Mapping[str, KeyArray] = field(default_factory=dict)
     outputs: str | None = None
     predictions: Mapping[str, Predictions] = field(default_factory=dict, compare=False)
-    check: Callable[[Tree], None] = field(default=lambda _: None, compare=False)
+    check: Callable[[Tree], None] | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
