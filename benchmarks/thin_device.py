@@ -37,7 +37,8 @@ from keyhole.compiled import Loop
 from keyhole.crypto.merkle import Tree, hash_leaves, prove, root_of
 from keyhole.crypto.prg import Prg
 from keyhole.crypto.ring import FixedPoint
-from keyhole.delivery.pir.lwe import LweShape, encrypt
+from keyhole.delivery.pir.lattice import RingHint, encrypt
+from keyhole.delivery.pir.shape import shape_of
 from keyhole.delivery.pir.two_server import TwoServerClient, params_of, servers_of
 from keyhole.service.access import Access, Keyring, new_key
 from keyhole.service.app import App
@@ -151,12 +152,29 @@ def round_numbers() -> Cell:
 
 
 def ask_one_server(num_keys: int) -> Cell:
-    """Learning with errors: the work grows with the keys and the columns."""
-    columns = LweShape(num_keys, 2160, 10).columns
-    asked = RNG.integers(0, columns, 10)
+    """The question grows with the keys of the table."""
+    shape = shape_of(num_keys, 2160, 1000)
+    keys = RNG.choice(num_keys, 1000, replace=False)
     return compare(
-        f"10 queries to one server, K={num_keys}",
-        lambda: encrypt(asked, columns, bytes(16), Prg(bytes(16))),
+        f"query to one server, K={num_keys}",
+        lambda: encrypt(keys, shape, bytes(16), Prg(bytes(16))),
+    )
+
+
+def open_of_one_server(num_keys: int) -> Cell:
+    """The hint, made ready, and a reply; any bytes will do."""
+    shape = shape_of(num_keys, 2160, 1000)
+    _, opening = encrypt(np.arange(1000), shape, bytes(16), Prg(bytes(16)))
+    hint, reply = (
+        memoryview(Prg(bytes(16)).bytes(-(-numbers * bits // 8)))
+        for numbers, bits in (
+            (shape.hint_numbers, shape.hint_bits),
+            (shape.reply_numbers, shape.reply_bits),
+        )
+    )
+    return compare(
+        f"hint and reply of one server, K={num_keys}",
+        lambda: RingHint(hint, shape).open(reply, opening),
     )
 
 
@@ -228,6 +246,7 @@ def main() -> int:
         ("shares", lambda: share_update(num_keys)),
         ("rounding", round_numbers),
         ("one server", lambda: ask_one_server(num_keys)),
+        ("its reply", lambda: open_of_one_server(num_keys)),
         ("proof", lambda: check_proof(num_keys)),
     ]
     return run_steps(flags, "thin_device", steps)

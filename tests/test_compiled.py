@@ -96,9 +96,9 @@ def heads():
 
 
 def errors():
-    from keyhole.delivery.pir.lwe import thresholds
+    from keyhole.crypto.gaussian import thresholds
 
-    lowest, steps = thresholds()
+    lowest, steps = thresholds(3.2)
     drawn = words(1000).view(np.int64)
     return (
         np.concatenate([drawn, steps, steps - 1]),
@@ -108,9 +108,28 @@ def errors():
     )
 
 
-def product(queries, depth, width, dtype):
-    out, weights = words(queries, width, dtype=np.uint32), words(queries, depth, dtype=np.uint32)
-    return out, weights, words(depth, width, dtype=dtype)
+def transform(degree, way):
+    """Any polynomials or values, some the largest there are, and the tables of a transform."""
+    from keyhole.crypto.ntt import transform_of
+
+    ring = transform_of(degree, 134_176_769)
+    columns = RNG.integers(0, ring.modulus, (2, degree, 3), np.uint32)
+    columns[0, :, 0] = ring.modulus - 1
+    tables = ring._powers if way == "forward" else (*ring._back, *ring._last)
+    return columns, *tables, np.uint32(ring.modulus)
+
+
+def packing(count, bits):
+    numbers = words(count) >> np.uint64(64 - bits)
+    return numbers, bits, np.empty(-(-count * bits // 8), np.uint8)
+
+
+def unpacking(count, bits):
+    data = words(-(-count * bits // 8), dtype=np.uint8)
+    return data, bits, np.empty(count, np.uint64)
+
+
+SIZES = [(1, 1), (9, 7), (1000, 23), (64, 54), (5, 56)]
 
 
 # What each loop is called with, several times where its branches differ.
@@ -131,12 +150,11 @@ CASES = {
         for n in (0, 1, 3, 4, 64, 65, 1024, 1025, 2048, 3072, 5001, 7168)
     ],
     "crypto.merkle.find_siblings": lambda: [proof(*n) for n in ((1, 1), (77, 5), (100, 90))],
-    "delivery.pir.lwe.multiply_into": lambda: [
-        product(queries, depth, width, dtype)
-        for queries, depth, width in ((3, 21, 65), (1, 1, 1), (2, 1024, 5000))
-        for dtype in (np.uint8, np.uint32)
-    ],
-    "delivery.pir.lwe.count_steps": lambda: [errors()],
+    "crypto.ntt.to_values": lambda: [transform(n, "forward") for n in (2, 256, 2048)],
+    "crypto.ntt.to_polynomials": lambda: [transform(n, "back") for n in (2, 256, 2048)],
+    "crypto.gaussian.count_steps": lambda: [errors()],
+    "crypto.bits.pack_into": lambda: [packing(*size) for size in SIZES],
+    "crypto.bits.unpack_into": lambda: [unpacking(*size) for size in SIZES],
     "server.rows.copy_rows": lambda: [
         (table, KEYS, order, np.zeros((200, table.shape[1]), np.uint8), streams)
         for table in (words(50, 48, dtype=np.uint8), words(50, 7, dtype=np.uint8))

@@ -115,10 +115,13 @@ class Speeds:
         ask_seconds: for a client's question to two servers, whatever its keys.
         share_seconds: for placing a key and sharing its query, at a client.
         opening: of replies of two servers, that a client adds up and compares with the top.
-        lwe_answer: of the table, multiplied with one query.
-        lwe_answer_many: the same for `pass_queries` queries in one pass.
-        lwe_hint: of the table, multiplied with the public matrix.
-        lwe_products: products a second, with which a client makes and opens lattice queries.
+        ring_encode: of a table as one server of private retrieval multiplies with it, made anew.
+        ring_answer: products a second of such a table and one query.
+        ring_answer_many: the same for eight queries in one pass.
+        ring_numbers: coefficients of queries, replies and hints a second, at that server.
+        ring_client: coefficients a second that its client makes and opens.
+        reading: of files, for tables that do not fit into memory. Not calibrated: the time that a
+            processor takes to copy what the system holds.
         enclave_scan: of the table, read for one key under a mask.
         seal_seconds: for sealing a request and opening its answer, at a client.
         open_seconds: for opening a request and sealing its answer, at a gateway.
@@ -143,10 +146,12 @@ class Speeds:
     ask_seconds: float = 1.6e-3
     share_seconds: float = 0.2e-6
     opening: float = 1.4e9
-    lwe_answer: float = 7e9
-    lwe_answer_many: float = 15e9
-    lwe_hint: float = 16e6
-    lwe_products: float = 8.3e9
+    ring_encode: float = 0.6e9
+    ring_answer: float = 4.8e9
+    ring_answer_many: float = 5.5e9
+    ring_numbers: float = 40e6
+    ring_client: float = 20e6
+    reading: float = 4e9
     enclave_scan: float = 43e9
     seal_seconds: float = 310e-6
     open_seconds: float = 260e-6
@@ -163,16 +168,19 @@ class Speeds:
         pass."""
         return self._passes(table_bytes, clients, self.scan_buckets, self.scan_buckets_many)
 
-    def lwe_seconds(self, table_bytes: float, queries: int) -> float:
-        """Returns the CPU seconds for answering lattice queries, many in a pass."""
-        return self._passes(table_bytes, queries, self.lwe_answer, self.lwe_answer_many)
+    def ring_seconds(self, products: float, queries: int) -> float:
+        """Returns the CPU seconds for multiplying queries with an encoded table, many in a pass."""
+        speeds = self.ring_answer, self.ring_answer_many
+        return self._passes(products, queries, *speeds, limit=8)
 
-    def _passes(self, table_bytes: float, queries: int, one: float, many: float) -> float:
+    def _passes(
+        self, table_bytes: float, queries: int, one: float, many: float, limit: int = 0
+    ) -> float:
         """A pass costs something once, and something for each query.
 
-        Such that a pass of one query runs at speed `one`, and one of `pass_queries` at `many`.
+        Such that a pass of one query runs at speed `one`, and one of `limit` at `many`.
         """
-        limit = self.pass_queries
+        limit = limit or self.pass_queries
         each = max(0.0, limit / many - 1 / one) / (limit - 1)
         once = 1 / one - each
         return table_bytes * (-(-queries // limit) * once + queries * each)

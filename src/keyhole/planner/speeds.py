@@ -24,10 +24,10 @@ from keyhole.delivery.base import PrivateTable
 from keyhole.delivery.enclave.program import oblivious_select
 from keyhole.delivery.paths import Top, top_of
 from keyhole.delivery.pir.database import Database, PirParams
-from keyhole.delivery.pir.lwe import DIMENSION, LweShape
 from keyhole.delivery.pir.messages import seal_reply
-from keyhole.delivery.pir.one_server import OneServerClient, hint_of, server_of
+from keyhole.delivery.pir.one_server import OneServerClient, encode, hint_of, server_of
 from keyhole.delivery.pir.scan import scan_buckets, scan_rows
+from keyhole.delivery.pir.shape import POSITIONS_AT_ONCE, PRIMES, TOGETHER
 from keyhole.delivery.pir.two_server import Batch, TwoServerClient, params_of, servers_of
 from keyhole.delivery.relay.client import BlindClient, TableShape, slice_handler
 from keyhole.delivery.relay.gateway import Gateway, relay
@@ -63,7 +63,7 @@ def calibrate(num_keys: int = 100_000) -> Speeds:
         **_scans(database, keys, prg),
         **_two_server_client(database, top, keys),
         **_two_server_replies(few, database, keys),
-        **_lattice(_database(records[: num_keys // 25]), keys),
+        **_lattice(_database(records[: num_keys // 5]), keys),
         **_relay(records, keys[:256]),
     }
     return Speeds(**found, pass_queries=_MANY)
@@ -174,28 +174,36 @@ def _two_server_replies(few: Database, database: Database, keys: KeyArray) -> di
 
 
 def _lattice(database: Database, keys: KeyArray) -> dict[str, float]:
-    """What one server and its client do, on a table that is small: its hint takes long."""
-    hint = _seconds(lambda: hint_of(database.padded_to(1)), turns=1)
-    one, _ = _lattice_speeds(database, keys[:1])
-    many, products = _lattice_speeds(database, keys[:_MANY])
+    """What one server and its client do, on a table that is small."""
+    database = database.padded_to(len(keys))
+    table, mine = encode(database), keys % database.num_keys
+    server = server_of(database, table=table)
+    params, shape = PirParams.decode(server.params), table.shape
+    # Any numbers below 2^27 will do.
+    form = (shape.parts, len(PRIMES), shape.groups, shape.degree, POSITIONS_AT_ONCE)
+    numbers = np.zeros((TOGETHER, *form), np.uint32)
+    one = _seconds(lambda: [table.multiply(numbers[:1], at) for at in range(shape.lane_blocks)])
+    many = _seconds(lambda: [table.multiply(numbers, at) for at in range(shape.lane_blocks)])
+    rounding = _seconds(lambda: hint_of(table, params)) - shape.rank * one
+    client = OneServerClient(params, server.hint)
+    waiting = []
+    for _ in range(_TURNS + 1):
+        query = client.query(mine)
+        waiting.append((query, server.answer(query.messages())))
+
+    def open_next() -> None:
+        query, replies = waiting.pop()
+        query.decode(replies)
+
+    spent = _seconds(lambda: client.query(mine)) + _seconds(open_next)
+    spent += _seconds(lambda: OneServerClient(params, server.hint))
     return {
-        "lwe_hint": database.rows.nbytes / hint,
-        "lwe_answer": one,
-        "lwe_answer_many": many,
-        "lwe_products": products,
+        "ring_encode": shape.encoded_bytes / _seconds(lambda: encode(database)),
+        "ring_answer": shape.products / one,
+        "ring_answer_many": TOGETHER * shape.products / many,
+        "ring_numbers": shape.hint_numbers / max(rounding, one / 10),
+        "ring_client": (shape.question_numbers * shape.rank + shape.hint_numbers) / spent,
     }
-
-
-def _lattice_speeds(database: Database, keys: KeyArray) -> tuple[float, float]:
-    """Of the server's answer and of the client's products, for this many keys in one message."""
-    server, mine = server_of(database.padded_to(len(keys))), keys % database.num_keys
-    params = PirParams.decode(server.params)
-    asker = OneServerClient(params, server.hint)
-    waiting = [asker.query(mine).messages() for _ in range(_TURNS + 1)]
-    answer = _seconds(lambda: server.answer(waiting.pop()))
-    products = len(keys) * DIMENSION * LweShape.of(params).columns
-    asking = _seconds(lambda: asker.query(mine))
-    return len(keys) * database.rows.nbytes / answer, products / asking
 
 
 def _relay(records: NDArray[np.uint8], keys: KeyArray) -> dict[str, float]:

@@ -9,10 +9,21 @@ from keyhole.delivery.pir.messages import FRAME_BYTES
 CHECK_BYTES = 16
 HEAD_BYTES = FRAME_BYTES - CHECK_BYTES
 
+_LONG = 1000  # bytes: of longer messages not every bit of a body is tried
+_STEP = 37
+
+
+def _tried(count, ends):
+    """All numbers of [0, count), or those near both ends and every 37th between."""
+    if count <= ends * _LONG // 100:
+        return range(count)
+    return [*range(ends), *range(ends, count - ends, _STEP), *range(count - ends, count)]
+
 
 def truncations(data):
-    """Every shorter beginning, the empty one included, and a message that lost its first byte."""
-    yield from (data[:length] for length in range(len(data)))
+    """Every shorter beginning, the empty one included, and a message that lost its first byte; of
+    a long message some of them."""
+    yield from (data[:length] for length in _tried(len(data), 100))
     yield data[1:]
 
 
@@ -25,8 +36,8 @@ def extensions(data):
 
 
 def bit_flips(data):
-    """The message with one bit changed: each of them."""
-    for at in range(8 * len(data)):
+    """The message with one bit changed: each of them, and of a long body every 37th."""
+    for at in _tried(8 * len(data), 800):
         yield flipped(data, at)
 
 

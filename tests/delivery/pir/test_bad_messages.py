@@ -268,9 +268,9 @@ def test_a_query_whose_answer_failed_can_be_sent_again(scheme, monkeypatch):
 
 
 def lies_about(replies, server):
-    """Replies with one byte of a row changed, and the check made anew."""
+    """Replies with one byte of a row changed, and the check made anew; of long ones a hundred."""
     rows = rows_of(replies[server])
-    for at in range(len(rows)):
+    for at in range(0, len(rows), max(1, len(rows) // 100)):
         for change in (0x01, 0x80, 0xFF):
             changed = bytearray(rows)
             changed[at] ^= change
@@ -288,7 +288,8 @@ def is_left_out(table, found, keys, wrong):
 
 @scheme
 def test_a_lie_never_becomes_a_slice_and_spoils_no_other(scheme):
-    """Where replies carry noise a small change is harmless; a wrong slice never comes out."""
+    """Where replies carry noise a small change is harmless, and a coefficient is part of all rows;
+    a wrong slice never comes out."""
     table = small_table_of(scheme, *SHAPE)
     replies = replies_to(table)
     left_out = []
@@ -299,8 +300,8 @@ def test_a_lie_never_becomes_a_slice_and_spoils_no_other(scheme):
             assert is_left_out(table, found, KEYS, wrong)
             left_out.append(len(wrong))
     assert len(left_out) > 20
-    assert set(left_out) >= {1}
-    assert max(left_out) == 1  # a byte is of one row
+    spoiled = 1 if scheme in PAIRS else len(KEYS)
+    assert set(left_out) | {0} == {0, spoiled}
 
 
 @pytest.mark.parametrize("scheme", PAIRS)

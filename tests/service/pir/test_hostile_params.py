@@ -102,7 +102,7 @@ def test_what_the_round_says_holds_whatever_an_operator_says(tmp_path):
 
 @pytest.mark.parametrize(
     ("roles", "num_keys", "max_keys", "max_answer"),
-    [(TWO, 20_000, 10_000, 100_000), (ONE, 4096, 4095, 1_000_000)],
+    [(TWO, 20_000, 10_000, 100_000), (ONE, 4096, 4095, 30_000)],
     ids=["two servers", "one server"],
 )
 def test_terms_that_ask_for_too_much_cost_a_device_no_memory(

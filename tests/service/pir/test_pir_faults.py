@@ -113,7 +113,7 @@ def test_a_hint_goes_on_where_it_was_cut_and_is_fetched_again_if_damaged(tmp_pat
     with pair(tmp_path, ONE) as both, FaultProxy(int(both.urls[0].rpartition(":")[2])) as proxy:
         state = both.service.publish(LAYOUT, settings=SETTINGS)
         with both.device(url=f"http://127.0.0.1:{proxy.port}") as device:
-            proxy.arm(kind, at=40_000)  # far behind all that is not the hint
+            proxy.arm(kind, at=20_000)  # far behind all that is not the hint
             found = QueryFetch(OneServerPir())(device, state.published.id, KEYS)
         assert_trees_equal(found.model, state.select(tuple(found.keys.values())))
         hints = [dict(s[4]) for s in both.recorders[0].seen if s[1].endswith("/hint")]

@@ -1,36 +1,37 @@
-"""Private retrieval from one server: learning with errors, in the manner of SimplePIR.
+"""Private retrieval from one server: batches of keys under the Module-LWE assumption.
 
-The table is a matrix D of bytes, A a public matrix. Once a round a client fetches the hint D A. For
-each key it sends A s + e + 2^24 u modulo 2^32: s is a secret, e an error, u the unit vector of the
-key's column. The server multiplies D with it; what remains of the reply without (D A) s is the
-column, disturbed by D e, which rounding removes. The client knows e and takes 128 times its sum
-away too: the noise is that of bytes around zero, and the server does nothing for it.
+Buckets are the slots of polynomials, so that one product of a plaintext and a ciphertext works on
+all of them. There is no key of evaluation and no product of two ciphertexts: the server multiplies
+with its table, adds up, and rounds. `shape.py` chooses all numbers from (K, m, row bytes),
+`lattice.py` encrypts and opens, `encoded.py` multiplies. Once a round a client fetches the hint,
+the same bytes for all clients, which any cache may hold.
 
 Hidden: which keys a client asks for and how many, from the server and all who see the messages, if
-the decisional problem of learning with errors is hard with n = 1024, q = 2^32, uniform secrets and
-errors of a discrete Gaussian with standard deviation 6.4: the parameters that SimplePIR (Henzinger
-et al., USENIX Security 2023) states for 128 bits. We take them over; no estimator of lattice
-attacks has been run here. Every query has a secret of its own, so m queries of N clients are m N
-problems that share A. Not hidden: who asks, when, and the maximum m.
+the decisional Module-LWE problem is hard for polynomials of 256 to 2,048 coefficients, 2,048 in
+all, q of 54 bits, and secrets and errors of the discrete Gaussian with standard deviation 3.2: 131
+bits by the lattice estimator (`shape.ESTIMATES`), which sees no structure in modules, as nobody
+does who has published. Every question has a secret of its own. Not hidden: who asks, when, and the
+maximum m.
 
-A server that deviates, sends a wrong hint or damages columns, gives wrong rows. Each row carries
-its path to the root of the round, so none of them becomes a slice; and since a client then does
-what it does for a key without a place, the server does not learn whether such a column was asked
-for. Not covered: the time that a client's work takes.
+A server that deviates, sends a wrong hint or damages what it multiplies with, gives wrong rows.
+Each row carries its path to the root of the round, so none of them becomes a slice; and since a
+client then does what it does for a key without a place, the server does not learn whether such a
+row was asked for. Not covered: the time that a client's work takes, which `docs/private-select.md`
+measures.
 
-Cost: the hint must be fetched again in every round, and each key takes a whole query, so this
-competes with sending everything: see `LweShape.total_bytes`. One byte or more of a query is
-decoded wrongly with probability at most `LweShape.failure`, kept below 2^-40 by the layout; the
-path shows it.
-"""
+A row is decoded wrongly, of all of a question, with probability at most `RingShape.failure`, 2^-40
+by the choice of the shape; the path shows it. A key may find no bucket, which did not happen once
+in 10^5 questions and more."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from types import MappingProxyType
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,21 +58,9 @@ from keyhole.delivery.pir.database import (
     check_scheme,
     numbers_only,
     params_of_load,
-    replying_seconds,
     rows_bytes,
 )
-from keyhole.delivery.pir.lwe import (
-    BLOCK,
-    DIMENSION,
-    HINT_HEAD_BYTES,
-    WORD_BYTES,
-    Columns,
-    LweShape,
-    Words,
-    encrypt,
-    matrix_seed,
-    public_matrix,
-)
+from keyhole.delivery.pir.lattice import RingHint, encrypt, public_seed
 from keyhole.delivery.pir.messages import (
     MAX_QUERIES,
     REPLY_BYTES,
@@ -80,51 +69,52 @@ from keyhole.delivery.pir.messages import (
     Wanted,
     seal,
 )
+from keyhole.delivery.pir.shape import HINT_HEAD_BYTES, TOGETHER, RingShape
 from keyhole.delivery.records import PLAIN, Coding, Demand
 from keyhole.errors import MalformedError, StaleError
 from keyhole.pricing import Speeds, Workload
 
 if TYPE_CHECKING:
+    from keyhole.delivery.pir.encoded import EncodedTable
     from keyhole.server.state import ServerState
 
-_MAGIC = b"KHH2" + bytes(4)
+_MAGIC = b"KHH3" + bytes(4)
 _SERVER = 0
 _SCHEME: Scheme = "one-server"
 _ONLY = "server"
-_PASS = 1024  # keys: more of them are no faster in one pass, and take more memory
 
 _ABOUT = DeliveryAbout(
     name="pir-one-server",
     title="PIR, one server",
     leaks=MappingProxyType({_ONLY: WHO_TAKES_PART}),
-    rests_on="Learning with errors is hard for dimension 1,024 and modulus 2^32.",
+    rests_on="Module learning with errors is hard for dimension 2,048 and a modulus of 54 bits.",
     is_private=True,
     basis="cryptography",
     route="queries",
     wire_name=_SCHEME,
 )
 
+MAX_MEMORY = 4 << 30
+"""Bytes of an encoded table that stay in memory, unless another number is given."""
 
-def hint_of(database: Database) -> bytes:
-    """Computes the hint of a table: 1024 products for each of its bytes.
+
+def hint_of(table: EncodedTable, params: PirParams) -> bytes:
+    """Computes the hint of a table.
 
     Returns:
-        8 bytes of magic, 32 of SHA-256 over the params and what follows, then (r, 1024, row_bytes)
-        words of 32 bits, little-endian: the transpose of D A, one slice of the columns after the
-        other.
+        8 bytes of magic, 32 of SHA-256 over the params and what follows, then coefficients of
+        `hint_bits` each, packed.
     """
-    params = PirParams.of(_SCHEME, database.public)
-    shape = LweShape.of(params)
-    seed = matrix_seed(params.round, shape)
-    product = Columns(database, shape).product(public_matrix(seed, shape.columns), DIMENSION)
-    words = np.ascontiguousarray(product.transpose(1, 0, 2), "<u4").data.cast("B")
-    return b"".join([_MAGIC, _digest(params, words), words])
+    from keyhole.delivery.pir.answers import hint_numbers  # for servers: it needs numba
+
+    packed = hint_numbers(table, public_seed(params.round, table.shape))
+    return b"".join([_MAGIC, _digest(params, memoryview(packed)), packed])
 
 
-def _digest(params: PirParams, words: memoryview) -> bytes:
+def _digest(params: PirParams, packed: memoryview) -> bytes:
     """What a hint is compared with: it finds damage, and hints of other tables."""
     found = sha256(params.encode())
-    found.update(words)
+    found.update(packed)
     return found.digest()
 
 
@@ -134,81 +124,101 @@ class OneServerClient:
     def __init__(self, params: PirParams, hint: bytes) -> None:
         check_scheme(params, _SCHEME)
         self.params = params
-        self._shape = LweShape.of(params)
+        self._shape = RingShape.of(params)
+        self._seed = public_seed(params.round, self._shape)
         self._hint = _read_hint(hint, params, self._shape)
 
     def query(self, keys: KeyArray, prg: Prg | None = None) -> PirQuery:
         """Makes a query for keys; see `SelectClient`. The rest of `max_keys` are random ones."""
         wanted, places = distinct_keys(keys, self.params.num_keys, self.params.max_keys)
         prg = Prg.fresh() if prg is None else prg
-        shape = self._shape
-        asked = prg.below(shape.num_keys, shape.max_keys)
-        asked[: len(wanted)] = wanted
-        columns, slices = np.divmod(asked, shape.slices_per_column)
-        seed = matrix_seed(self.params.round, shape)
-        queries, opening = encrypt(columns, shape.columns, seed, prg)
+        body, opening = encrypt(self._filled(wanted, prg), self._shape, self._seed, prg)
+        is_placed = opening.buckets[:, 0] >= 0
 
         def open_rows(replies: Sequence[memoryview]) -> NDArray[np.uint8]:
-            words = np.frombuffer(replies[0], "<u4").astype(np.uint32, copy=False)
-            rows = words.reshape(shape.max_keys, -1, shape.row_bytes)
-            return opening.decode(rows, slices, self._hint)
+            return self._hint.open(replies[0], opening)
 
-        message = seal("query", self.params, _SERVER, queries.data.cast("B"))
-        rows_bytes = shape.reply_bytes - REPLY_BYTES
-        return PirQuery(self.params, (message,), Wanted(places, open_rows), rows_bytes)
+        message = seal("query", self.params, _SERVER, body)
+        found = Wanted(np.where(is_placed[places], places, -1), open_rows)
+        return PirQuery(self.params, (message,), found, self._shape.reply_bytes - REPLY_BYTES)
 
-
-def server_of(database: Database, max_queries: int = MAX_QUERIES) -> PirServer:
-    """Returns the server of a table, with its hint; a pass serves 1,024 keys, or one query."""
-    hint, params = hint_of(database), PirParams.of(_SCHEME, database.public)
-    shape = LweShape.of(params)
-    columns, each = Columns(database, shape), max(1, _PASS // shape.max_keys)
-
-    def scan(bodies: Sequence[memoryview]) -> Iterator[memoryview]:
-        asked = [np.frombuffer(body, "<u4").reshape(-1, shape.columns) for body in bodies]
-        for start in range(0, len(asked), each):
-            some = asked[start : start + each]
-            # Block by block: all queries of a pass are side by side, and not held twice.
-            blocks = (
-                np.concatenate([one[:, at : at + BLOCK] for one in some])
-                for at in range(0, shape.columns, BLOCK)
-            )
-            found = columns.product(blocks, len(some) * shape.max_keys)
-            for words in found.astype("<u4").reshape(len(some), -1):
-                yield words.data.cast("B")
-
-    return PirServer(params, _SERVER, shape.query_bytes, scan, max_queries, hint)
+    def _filled(self, wanted: KeyArray, prg: Prg) -> KeyArray:
+        """As many different keys as a query holds; wanted ones first, which so find a place before
+        the others."""
+        num_keys, count = self.params.num_keys, self.params.max_keys
+        found = wanted
+        while len(found) < count:
+            drawn = np.concatenate([found, prg.below(num_keys, 2 * (count - len(found)))])
+            _, first = np.unique(drawn, return_index=True)
+            found = drawn[np.sort(first)][:count]
+        return found
 
 
-def _read_hint(hint: bytes, params: PirParams, shape: LweShape) -> Words:
-    """The words of a hint, (r, 1024, row_bytes)."""
+def encode(
+    database: Database, before: EncodedTable | None = None, max_memory: int = MAX_MEMORY
+) -> EncodedTable:
+    """Returns a table as it is multiplied with.
+
+    Args:
+        before: that of an earlier round, of which unchanged parts are taken over.
+        max_memory: bytes; an encoded table that is larger lies in files of `tempfile.gettempdir()`.
+    """
+    from keyhole.delivery.pir.encoded import EncodedTable  # for servers: it needs numba
+
+    shape = RingShape.of(PirParams.of(_SCHEME, database.public))
+    folder = tempfile.gettempdir() if shape.encoded_bytes > max_memory else None
+    return EncodedTable.encode(database.rows, shape, before, folder)
+
+
+def server_of(
+    database: Database, max_queries: int = MAX_QUERIES, table: EncodedTable | None = None
+) -> PirServer:
+    """Returns the server of a table, with its hint; `table` is what `encode` returned for it."""
+    from keyhole.delivery.pir.answers import answer  # for servers: it needs numba
+
+    params, made = PirParams.of(_SCHEME, database.public), table or encode(database)
+
+    def scan(bodies: Sequence[memoryview]) -> Iterable[bytes]:
+        return answer(made, bodies)
+
+    length = made.shape.query_bytes
+    return PirServer(params, _SERVER, length, scan, max_queries, hint_of(made, params))
+
+
+def _read_hint(hint: bytes, params: PirParams, shape: RingShape) -> RingHint:
     if len(hint) != shape.hint_bytes or bytes(hint[: len(_MAGIC)]) != _MAGIC:
         raise MalformedError(
             f"this is no hint of such a table: got {len(hint)} bytes; expected {shape.hint_bytes} "
             "bytes as docs/wire.md describes them; fetch the hint of these params again"
         )
-    if hint[len(_MAGIC) : HINT_HEAD_BYTES] != _digest(params, memoryview(hint)[HINT_HEAD_BYTES:]):
+    packed = memoryview(hint)[HINT_HEAD_BYTES:]
+    if hint[len(_MAGIC) : HINT_HEAD_BYTES] != _digest(params, packed):
         raise StaleError(
             "a hint that the params do not cover: got a hint of other slices, or damaged; "
             "expected the hint of this table; fetch the params and the hint again"
         )
-    words = np.frombuffer(hint, "<u4", offset=HINT_HEAD_BYTES).astype(np.uint32, copy=False)
-    return np.require(words, requirements="A").reshape(-1, DIMENSION, shape.row_bytes)
+    return RingHint(packed, shape)
 
 
 @dataclass(frozen=True)
 class OneServerPir:
-    """Retrieves from one server, by learning with errors.
+    """Retrieves from one server, by learning with errors in modules.
 
     Args:
         keys_per_client: key space -> the most keys that a client may ask for; public.
         coding: of the cut parts.
         max_queries: that the server of a table answers and remembers; see `AnsweredQueries`.
+        max_memory: bytes that an encoded table takes in memory; a larger one lies in files, and is
+            read once for eight queries.
     """
 
     keys_per_client: Mapping[str, int] = field(default_factory=dict)
     coding: Coding = PLAIN
     max_queries: int = MAX_QUERIES
+    max_memory: int = MAX_MEMORY
+    _served: WeakValueDictionary[RingShape, EncodedTable] = field(
+        default_factory=WeakValueDictionary, init=False, repr=False, compare=False
+    )
     about: DeliveryAbout = field(default=_ABOUT, init=False, repr=False)
 
     def for_run(
@@ -218,8 +228,13 @@ class OneServerPir:
         return replace(self, keys_per_client=keys_per_client)
 
     def open(self, table: PrivateTable) -> tuple[PirServer, ...]:
-        """Implements `QueryDelivery.open`."""
-        return (server_of(Database.of(table), self.max_queries),)
+        """Implements `QueryDelivery.open`. Of a table of the same shape that is still served,
+        parts without a changed row are taken over."""
+        database = Database.of(table)
+        shape = RingShape.of(PirParams.of(_SCHEME, database.public))
+        made = encode(database, self._served.get(shape), self.max_memory)
+        self._served[shape] = made
+        return (server_of(database, self.max_queries, made),)
 
     def client(self, params: bytes, hint: bytes = b"") -> OneServerClient:
         """Implements `QueryDelivery.client`."""
@@ -231,32 +246,44 @@ class OneServerPir:
 
     def lengths(self, params: bytes) -> Lengths:
         """Implements `QueryDelivery.lengths`."""
-        shape = LweShape.of(PirParams.decode(params))
+        shape = RingShape.of(PirParams.decode(params))
         return Lengths(shape.query_bytes, shape.reply_bytes, shape.hint_bytes)
 
     def held_bytes(self, num_keys: int, row_bytes: int, max_keys: int) -> int:
-        """Implements `QueryDelivery.held_bytes`: rows and the hint."""
-        shape = LweShape.of(numbers_only(_SCHEME, num_keys, row_bytes, max_keys))
-        return rows_bytes(num_keys, row_bytes) + shape.hint_bytes
+        """Implements `QueryDelivery.held_bytes`: rows, the hint, and the encoded table, or of one
+        in files what is read at a time."""
+        shape = RingShape.of(numbers_only(_SCHEME, num_keys, row_bytes, max_keys))
+        return rows_bytes(num_keys, row_bytes) + shape.hint_bytes + self._encoded_bytes(shape)
+
+    def _encoded_bytes(self, shape: RingShape) -> int:
+        in_files = shape.encoded_bytes > self.max_memory
+        return shape.part_bytes if in_files else shape.encoded_bytes
 
     def price(self, load: Workload, speeds: Speeds) -> Price:
         """Prices the messages, the hint and the top; params, HTTP and TLS are not counted."""
-        shape = LweShape.of(params_of_load(_SCHEME, load))
-        m, table = load.keys_per_client, rows_bytes(load.num_keys, shape.row_bytes)
-        seconds = speeds.lwe_seconds(table, load.cohort * m)
-        words = m * shape.slices_per_column * WORD_BYTES
-        seconds += replying_seconds(load, speeds, words, shape.row_bytes)
+        params = params_of_load(_SCHEME, load)
+        shape = RingShape.of(params)
+        seconds = speeds.ring_seconds(shape.products, load.cohort)
+        seconds += load.cohort * shape.reply_numbers / speeds.ring_numbers
+        seconds += load.cohort * shape.question_numbers / speeds.ring_numbers
+        building = shape.encoded_bytes / speeds.ring_encode + binding_seconds(load, speeds)
+        building += speeds.ring_seconds(shape.products, shape.rank)
+        building += shape.hint_numbers / speeds.ring_numbers
+        if shape.encoded_bytes > self.max_memory:
+            read = shape.encoded_bytes / speeds.reading
+            seconds += -(-load.cohort // TOGETHER) * read
+            building += (1 + -(-shape.rank // TOGETHER)) * read
+        client = (shape.question_numbers * shape.rank + shape.hint_numbers) / speeds.ring_client
         down = shape.hint_bytes + shape.reply_bytes + top_bytes(load.num_keys)
         return Price(
             self.about,
             down + load.broadcast_bytes,
             shape.query_bytes,
             {_ONLY: seconds},
-            # Masks of queries, and of the rows that are opened.
-            m * DIMENSION * (shape.columns + shape.row_bytes) / speeds.lwe_products,
-            self.held_bytes(load.num_keys, shape.row_bytes, m),
+            client,
+            self.held_bytes(load.num_keys, params.row_bytes, load.keys_per_client),
             load.num_keys,
-            {_ONLY: binding_seconds(load, speeds) + table / speeds.lwe_hint},
+            {_ONLY: building},
             requests=4,
         )
 
