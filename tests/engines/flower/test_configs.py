@@ -4,6 +4,7 @@ import subprocess
 import sys
 import time
 import tomllib
+from dataclasses import replace
 from math import inf
 
 import pytest
@@ -12,7 +13,9 @@ from flwr.app import Message
 
 from benchmarks.engine_cells.local_deployment import QUIET, Children, environment
 from keyhole.cli.flower import flower
-from keyhole.engines.flower.client_app import make_client_app
+from keyhole.device.device import Device
+from keyhole.device.sums import _Line
+from keyhole.engines.flower.client_app import _shares, make_client_app
 from keyhole.engines.flower.config import (
     NodeConfig,
     RoundsConfig,
@@ -91,6 +94,24 @@ def test_a_node_takes_no_call_that_its_operator_does_not_allow(config, is_taken)
     else:
         with pytest.raises(NotAdmittedError):
             node.check(CALL)
+
+
+def test_a_node_shows_the_aggregators_own_tokens_and_not_those_of_the_call(tmp_path):
+    for party in (0, 1):
+        (tmp_path / f"at-{party}").touch(0o600)
+        (tmp_path / f"at-{party}").write_text(f"own-{party}")
+    config = {"aggregator-tokens": f"{tmp_path}/at-0 {tmp_path}/at-1", "ledger": f"{tmp_path}/l"}
+    both = tuple(f"http://127.0.0.1:{port}#{'ab' * 32}" for port in (2, 3))
+    call, shown = replace(CALL, aggregators=both, sum_tokens_0=("a",), sum_tokens_1=("b",)), []
+
+    def connect(url, token):
+        shown.append(token)
+        return Device(url, token=token)
+
+    send = _shares(call, 7, connect, NodeConfig.of(config))
+    assert shown == ["own-0", "own-1"]
+    lines = [_Line(0, send.first, call.round, "a"), _Line(1, send.second, call.round, "b")]
+    assert [line.token for line in lines] == shown
 
 
 def test_a_refusal_of_a_node_is_a_flower_error_with_one_sentence():
