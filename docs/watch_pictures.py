@@ -48,7 +48,7 @@ def main():
                 window.look(width, 900, dark=dark, whole=True)
                 path = DOCS / "figures" / f"watch-{name}.png"
                 picture = Image.open(io.BytesIO(window.picture())).convert("RGB")
-                picture.quantize(128).save(path, optimize=True)
+                picture.quantize(256, Image.Quantize.MAXCOVERAGE).save(path, optimize=True)
                 print(path.relative_to(DOCS.parent))
 
 

@@ -118,7 +118,9 @@ def _runs(runs: list[Mapping[str, Any]], now: float) -> Table:
             run["short"],
             f"{run['rounds']} of {run['planned']}{empty}",
             "-" if run["reached"] is None else f"{run['metric_title']} {run['reached']:.4f}",
-            f"{run['bytes'] / run['broadcast_bytes']:.1%}" if run["bytes"] else "-",
+            f"{'≤ ' * run['are_maxima']}{run['bytes'] / run['broadcast_bytes']:.1%}"
+            if run["bytes"]
+            else "-",
             private if run["is_private"] else "-",
             "finished" if is_done else f"last change {_seconds(now - run['changed'])} ago",
         )

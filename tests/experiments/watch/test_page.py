@@ -62,6 +62,7 @@ def test_everything_of_two_runs_and_a_round_is_on_the_page(page):
         "round 4: 0 of 3 updates, 3 devices to come",
         "6 of 6, 1 empty",
         "25 %",  # 2,000 of 8,000 bytes
+        "≤ 25 %",  # of devices that hide theirs
         "keys and whose they are",
         "3.25; 0.5 for those who do not see who takes part",
         "round 3 closed empty (time)",

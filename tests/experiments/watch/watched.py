@@ -42,7 +42,7 @@ def write_arm(out, arm, trials, last, test=0.5, **more):
 def make_folder(out):
     """`top4` with three trials, `top8-noise` with noise and unfinished, and a round under way."""
     write_arm(out, "emnist-top4", 3, 0.6)
-    write_arm(out, "emnist-top8-noise", 1, 0.4, None, privacy=PRIVATE)
+    write_arm(out, "emnist-top8-noise", 1, 0.4, None, privacy=PRIVATE, are_maxima=True)
     with Publisher(out / "rounds") as publisher:
         state = random_state(LAYOUT)
         cohort = ["device-1", "device-2", "device-3"]

@@ -202,6 +202,7 @@ class RunFolder:
             "reached": _number(reached.mean) if reached else None,
             "half_width": _number(reached.half_width) if reached else None,
             "bytes": costs.bytes_down + costs.bytes_up if costs else None,
+            "are_maxima": any(record.are_maxima for record in records),
             "broadcast_bytes": first.broadcast_bytes,
             "epsilon": _number(costs.epsilon) if costs and costs.epsilon is not None else None,
             "is_private": costs is not None and costs.epsilon is not None,

@@ -66,9 +66,9 @@ function ago(seconds) {
 const small = (value) => value === null || value === undefined ? "-" : value < 1e-3 ? value.toExponential(0) : some(value, 2);
 const count = (number, what) => `${plain.format(number)} ${what}${number === 1 ? "" : "s"}`;
 
-function ticks(low, high, most = 5) {
+function ticks(low, high, most = 5, least = 0) {
   const raw = (high - low) / most || 1, power = 10 ** Math.floor(Math.log10(raw));
-  const step = power * [1, 2, 5, 10].find((factor) => factor * power >= raw);
+  const step = Math.max(least, power * [1, 2, 5, 10].find((factor) => factor * power >= raw));
   const found = [];
   for (let value = Math.ceil(low / step - 1e-9) * step; value <= high + step * 1e-9; value += step) found.push(Number(value.toPrecision(12)));
   return found;
@@ -76,14 +76,14 @@ function ticks(low, high, most = 5) {
 
 // --- charts: a focusable figure, a cursor that arrow keys move, a line that says what is there
 
-function frame(xs, ys, xName, format) {
+function frame(xs, ys, xName, format, least = 0) {
   const [x0, x1] = xs, [y0, y1] = ys;
   const x = (value) => LEFT + ((value - x0) / (x1 - x0 || 1)) * (W - LEFT - RIGHT);
   const y = (value) => H - BOTTOM - ((value - y0) / (y1 - y0 || 1)) * (H - TOP - BOTTOM);
-  const parts = ticks(y0, y1).map((v) => [
+  const parts = ticks(y0, y1, 5, least).map((v) => [
     make("line", { class: "axis", x1: LEFT, x2: W - RIGHT, y1: y(v), y2: y(v) }),
     make("text", { x: LEFT - 6, y: y(v) + 4, "text-anchor": "end" }, format(v))]);
-  parts.push(ticks(x0, x1, 6).map((v) => make("text", { x: x(v), y: H - BOTTOM + 17, "text-anchor": "middle" }, some(v, 6))));
+  parts.push(ticks(x0, x1, 6, least).map((v) => make("text", { x: x(v), y: H - BOTTOM + 17, "text-anchor": "middle" }, some(v, 6))));
   parts.push(make("text", { x: (LEFT + W - RIGHT) / 2, y: H - 4, "text-anchor": "middle" }, xName));
   return { x, y, parts: parts.flat(2) };
 }
@@ -178,7 +178,7 @@ function cohortChart(run) {
   if (!n) return null;
   const lists = { ...c, lost: c.lost_before.map((v, i) => v + c.lost_after[i]) };
   const most = Math.max(1, ...c.asked, ...c.round.map((_, i) => Object.keys(OUTCOMES).reduce((sum, k) => sum + lists[k][i], 0)));
-  const first = c.round[0], { x, y, parts } = frame([first - 0.5, c.round[n - 1] + 0.5], [0, 1.06 * most], "round", (v) => some(v, 6));
+  const first = c.round[0], { x, y, parts } = frame([first - 0.5, c.round[n - 1] + 0.5], [0, 1.06 * most], "round", (v) => some(v, 6), 1);
   const wide = x(1) - x(0), gap = wide > 5 ? wide * 0.15 : 0;
   for (let i = 0; i < n; i += 1) {
     let under = 0;
@@ -234,10 +234,12 @@ function stateOf(run, now) {
 }
 
 function share(run) {
-  if (!run.bytes) return ["-", 0];
+  if (!run.bytes) return "-";
   const part = run.bytes / run.broadcast_bytes;
-  return [part < 0.001 ? "< 0.1 %" : `${some(100 * part, 3)} %`, part];
+  return part < 0.001 ? "< 0.1 %" : `${run.are_maxima ? "≤ " : ""}${some(100 * part, 3)} %`;
 }
+
+const most = (run, value) => `${run.are_maxima && value ? "≤ " : ""}${bytes(value)}`; // of devices that hide their keys
 
 function runList(overview) {
   const head = ["run (tick to show and compare)", "state", "rounds", "metric", "a client's round", "of broadcast", "epsilon"];
@@ -251,26 +253,26 @@ function runList(overview) {
       stateOf(run, overview.now),
       `${run.rounds} of ${run.planned}${run.empty ? `, ${run.empty} empty` : ""}`,
       run.reached === null ? "-" : [`${metric(run.reached, run.is_share)}${half}`, make("br"), make("span", { class: "soft" }, `${run.split} ${run.metric_title}`)],
-      bytes(run.bytes), share(run)[0],
+      most(run, run.bytes), share(run),
       run.is_private ? (run.epsilon === null ? "no bound" : some(run.epsilon, 3)) : "-",
     ], { chosen });
   });
   const title = make("h2", { id: "runs-title" }, "Runs");
-  if (!rows.length) return [title, make("p", { class: "soft" }, overview.rounds.length ? "There are no runs here; rounds are above." : "Nothing is here yet: runs and rounds show as soon as there are some.")];
+  if (!rows.length) return [title, make("p", { class: "soft" }, "Nothing is here yet: runs and rounds show as soon as there are some.")];
   return [title, table("Runs", head, rows, [2, 3, 4, 5, 6])];
 }
 
 function bytesPart(runs) {
-  const most = Math.max(...runs.map((run) => Math.max(run.broadcast_bytes, run.bytes ?? 0)));
-  const bar = (parts) => make("div", { class: "track", "aria-hidden": "true" }, parts.map(([value, colour]) => make("i", { css: { width: `${(100 * value) / most}%`, background: colour } })));
+  const longest = Math.max(...runs.map((run) => Math.max(run.broadcast_bytes, run.bytes ?? 0)));
+  const bar = (parts) => make("div", { class: "track", "aria-hidden": "true" }, parts.map(([value, colour]) => make("i", { css: { width: `${(100 * value) / longest}%`, background: colour } })));
   const rows = runs.flatMap((run, i) => [
-    [make("span", {}, run.short, bar([[run.bytes_down ?? 0, hue(i)], [run.bytes_up ?? 0, `color-mix(in srgb, ${hue(i)} 55%, transparent)`]])), bytes(run.bytes_down), bytes(run.bytes_up), share(run)[0]],
+    [make("span", {}, run.short, bar([[run.bytes_down ?? 0, hue(i)], [run.bytes_up ?? 0, `color-mix(in srgb, ${hue(i)} 55%, transparent)`]])), most(run, run.bytes_down), most(run, run.bytes_up), share(run)],
   ]);
   const largest = runs.reduce((a, b) => (a.broadcast_bytes > b.broadcast_bytes ? a : b));
   rows.push([make("span", {}, "the whole model (broadcast)", bar([[largest.broadcast_bytes / 2, "var(--lost)"], [largest.broadcast_bytes / 2, "color-mix(in srgb, var(--lost) 55%, transparent)"]])), bytes(largest.broadcast_bytes / 2), bytes(largest.broadcast_bytes / 2), "100 %"]);
   return section("bytes", "What a client receives and sends in a round",
     table("Bytes of a client in a round, beside broadcast", ["run", "down", "up", "of broadcast"], rows, [1, 2, 3]),
-    make("p", { class: "soft" }, "Means over clients and rounds. A dash: devices do not tell."));
+    make("p", { class: "soft" }, `Means over clients and rounds. A dash: devices do not tell.${runs.some((run) => run.are_maxima) ? " ≤: devices hide their keys, and this is the public length for all of them." : ""}`));
 }
 
 function learnedPart(runs) {
@@ -309,11 +311,11 @@ function detail(runs) {
     onchange: () => { state.against = value; state.at = {}; draw(); } }), words);
   const against = metrics.length ? make("fieldset", { id: "against" }, make("legend", {}, "Curves against"), pick("rounds", "rounds"), pick("bytes", "what a client has moved")) : null;
   const none = metrics.length ? null : section("curves", "Curves", make("p", { class: "soft" }, "No metric was measured yet: runs are evaluated every few rounds (evaluate_every), and at their end."));
-  const parts = [against, none, ...metrics.map((name) => metricChart(name, runs)), bytesPart(runs), ...runs.map(cohortChart), privacyPart(runs), learnedPart(runs), incidentsPart(runs), differPart(runs)];
-  return parts.filter(Boolean).map((part) => {
-    if (["against", "learned", "incidents", "differ", "privacy", "curves"].includes(part.id)) part.classList.add("wide");
-    return part;
-  });
+  const charts = [...metrics.map((name) => metricChart(name, runs)), ...runs.map(cohortChart)].filter(Boolean);
+  const words = [privacyPart(runs), learnedPart(runs), incidentsPart(runs), differPart(runs), none].filter(Boolean);
+  const sent = bytesPart(runs);
+  [...words, ...(charts.length % 2 ? [] : [sent])].forEach((part) => part.classList.add("wide"));
+  return [against, ...charts, sent, ...words].filter(Boolean);
 }
 
 // --- drawing and asking
@@ -337,9 +339,10 @@ function draw() {
   W = phone.matches ? 380 : 640;
   at("folder").textContent = overview.folder;
   document.title = `${overview.folder} - keyhole watch`;
-  at("summary").textContent = [count(overview.runs.length, "run"), overview.rounds.length ? `rounds in ${count(overview.rounds.length, "place")}` : ""].filter(Boolean).join(", ");
+  at("summary").textContent = [overview.runs.length || !overview.rounds.length ? count(overview.runs.length, "run") : "", overview.rounds.length ? `rounds in ${count(overview.rounds.length, "place")}` : ""].filter(Boolean).join(", ");
   put(at("troubles"), overview.troubles, () => overview.troubles.map((words) => make("p", { class: "warn", role: "alert" }, words)));
   put(at("rounds"), [overview.rounds, overview.seen], () => [...overview.rounds.map(roundCard), seenCard(overview.seen)]);
+  at("runs").hidden = !overview.runs.length && overview.rounds.length > 0;
   put(at("runs"), [overview.runs, state.chosen, overview.runs.map((run) => stateOf(run, overview.now))], () => runList(overview));
   const short = new Map(overview.runs.map((run) => [run.name, run.short]));
   const runs = state.chosen.map((name) => state.runs.get(name)).filter(Boolean).map((run) => ({ ...run, short: short.get(run.name) ?? run.label }));
