@@ -127,6 +127,19 @@ def leaks_in(shown):
 COUNTS = ("stored", "bytes", "private", "relayed", "refusals")
 
 
+def test_traffic_is_counted_over_all_devices_and_told_once_a_minute(capsys):
+    now, counts = [1000.0], {"checked_in": 0, **dict.fromkeys(COUNTS, 0)}
+    look = ServiceTelling("relay", now=lambda: now[0])
+    with writing_logs("json"):
+        for seconds, relayed in [(0, 3), (59, 40), (2, 50), (70, 50), (70, 51)]:
+            now[0] += seconds
+            counts["relayed"] = relayed
+            look(lambda: dict(counts))
+    first, last = lines_of(capsys.readouterr().err)
+    assert (first["event"], first["requests"], last["requests"]) == ("traffic", 47, 1)
+    assert first["text"] == "since the last such line: 47 requests"
+
+
 def waiting(here, missing, seconds=60.0, number=3):
     names = [f"device-{n}" for n in range(missing)]
     return Waiting(number, here, 10, names, f"{number}-{'0' * 64}", seconds)

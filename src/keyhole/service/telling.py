@@ -261,7 +261,7 @@ class ServiceTelling:
     _said: float = field(default=0.0, repr=False)
     _told: RoundStatus | None = field(default=None, repr=False)
     _counts: Mapping[str, float] = field(default_factory=dict, repr=False)
-    _counted: float = field(default=0.0, repr=False)
+    _counted: float = field(default=inf, repr=False)
 
     def __call__(self, totals: Callable[[], Mapping[str, float]]) -> None:
         """Looks at the rounds and the counts of all workers, if it is time to."""
@@ -273,6 +273,8 @@ class ServiceTelling:
         if self.rounds is not None:
             with suppress(KeyholeError, OSError):  # a round that is being replaced: look again
                 self._look(RoundFiles(self.rounds).status(now), int(counts["checked_in"]), now)
+        if self._counted == inf:  # the first look
+            self._counted, self._counts = now, counts
         if now - self._counted >= _AGAIN:
             self._counted = now
             self._say_traffic(counts)
