@@ -19,7 +19,7 @@ from keyhole.experiments.trial import Result
 from keyhole.rounds.fields import spec_fields
 from keyhole.rounds.record import read_records
 from keyhole.rounds.spec import RunSpec
-from keyhole.service.served import Waiting
+from keyhole.service.inbox import Waiting
 from tests.cli.conftest import COMMAND
 from tests.helpers import LONG, ROOT, with_slow
 

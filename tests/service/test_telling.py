@@ -23,8 +23,8 @@ from keyhole.rounds.spec import RunParts
 from keyhole.sampling import Cohorts
 from keyhole.server.optimizers import SGD
 from keyhole.server.state import ServerState
+from keyhole.service.inbox import Waiting
 from keyhole.service.lobby import WaitingRoom
-from keyhole.service.served import Waiting
 from keyhole.service.status import PROGRESS, RoundFiles, read_progress
 from keyhole.service.telling import ServiceTelling, TrainerTelling
 from keyhole.wire.assignment import CheckIn, device_name

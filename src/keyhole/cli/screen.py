@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from keyhole.service.served import Waiting
+    from keyhole.service.inbox import Waiting
 
 _PATIENCE = 5.0  # seconds without an update after which a terminal says who is missing
 _NAMED = 20  # devices that one line names

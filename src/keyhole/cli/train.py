@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from keyhole.rounds.record import RoundRecord
     from keyhole.rounds.round import Executor
     from keyhole.rounds.spec import RunSpec
-    from keyhole.service.served import Waiting
+    from keyhole.service.inbox import Waiting
     from keyhole.service.telling import TrainerTelling
 
     OnRecord = Callable[[RoundRecord], None]

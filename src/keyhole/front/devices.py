@@ -14,10 +14,10 @@ from keyhole.delivery.clear import DEFAULT_SERVED
 from keyhole.errors import InputError
 from keyhole.files import kept_secret
 from keyhole.rounds.spec import RunSpec
-from keyhole.service.inbox import Inbox, SpoolInbox
+from keyhole.service.inbox import Inbox, SpoolInbox, Waiting
 from keyhole.service.lobby import Lobby, WaitingRoom
 from keyhole.service.publishing import Publisher
-from keyhole.service.served import Served, Waiting
+from keyhole.service.served import Served
 from keyhole.service.spool import UpdateSpool
 from keyhole.service.status import UPDATES
 from keyhole.service.sum_services import SALT_BYTES, AggregatorClient, SumServices

@@ -19,13 +19,12 @@ from typing import Any, ClassVar, Protocol, SupportsFloat
 
 from keyhole.errors import CohortError, InputError, StorageError
 from keyhole.identity import identity_of
-from keyhole.keys.choice import KeyTable
 from keyhole.parts import running
 from keyhole.primitives.layout import Layout
 from keyhole.rounds.account import Attendance
 from keyhole.rounds.asynchronous import Buffered
 from keyhole.rounds.clients import Clients
-from keyhole.rounds.norms import dump_norms, load_norms, norms_after
+from keyhole.rounds.norms import KeptNorms
 from keyhole.rounds.record import (
     RoundRecord,
     append_records,
@@ -138,7 +137,7 @@ class Synchronous:
     tells_facts: ClassVar[bool] = True
 
     def __init__(self) -> None:
-        self._norms: dict[str, KeyTable] = {}
+        self._norms = KeptNorms()
 
     def prepare(self, parts: RunParts, directory: Path | None) -> RunParts:
         """Leaves the parts as they are: cohorts come from the seed."""
@@ -154,20 +153,17 @@ class Synchronous:
         self, t: int, state: ServerState, clients: Clients, parts: RunParts, execute: Executor
     ) -> tuple[tuple[RowUpdate, ...] | None, RoundRecord]:
         """Runs round t; see `run_round`."""
-        if parts.norms is None:
-            return run_round(t, state, clients, parts, execute)
-        told = replace(parts, norms=self._norms)
-        updates, record = run_round(t, state, clients, told, execute)
-        self._norms = norms_after(self._norms, state.layout, updates or ())
+        updates, record = run_round(t, state, clients, self._norms.told(parts), execute)
+        self._norms.follow(parts, state.layout, updates)
         return updates, record
 
     def dump(self) -> bytes:
         """Returns the norms, if there are any."""
-        return dump_norms(self._norms) if self._norms else b""
+        return self._norms.dump()
 
     def load(self, data: bytes, layout: Layout) -> None:
         """Goes on from what `dump` returned."""
-        self._norms = load_norms(data) if data else {}
+        self._norms.load(data)
 
 
 @dataclass

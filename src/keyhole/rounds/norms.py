@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,34 @@ from keyhole.arrays import Array, KeyArray
 from keyhole.keys.choice import KeyTable
 from keyhole.primitives.keyspace import Keys
 from keyhole.primitives.layout import Layout
+from keyhole.rounds.spec import RunParts
 from keyhole.server.row_sums import RowUpdate
+
+_ARCHIVE = b"PK\x03\x04"  # what dumped norms begin with
+
+
+class KeptNorms:
+    """Keeps the norms of the last updates from round to round, where a run has them kept."""
+
+    def __init__(self) -> None:
+        self._norms: dict[str, KeyTable] = {}
+
+    def told(self, parts: RunParts) -> RunParts:
+        """Returns the parts with what is known before a round."""
+        return parts if parts.norms is None else replace(parts, norms=self._norms)
+
+    def follow(self, parts: RunParts, layout: Layout, updates: Sequence[RowUpdate] | None) -> None:
+        """Takes note of the step of a round; None where it made none."""
+        if parts.norms is not None:
+            self._norms = norms_after(self._norms, layout, updates or ())
+
+    def dump(self) -> bytes:
+        """Returns the norms, if there are any."""
+        return dump_norms(self._norms) if self._norms else b""
+
+    def load(self, data: bytes) -> None:
+        """Goes on from what `dump` returned."""
+        self._norms = load_norms(data)
 
 
 def norms_after(
@@ -70,13 +98,10 @@ def dump_norms(norms: Mapping[str, KeyTable]) -> bytes:
     return file.getvalue()
 
 
-def is_norms(data: bytes) -> bool:
-    """Whether bytes begin as those of `dump_norms` do."""
-    return data[:4] == b"PK\x03\x04"
-
-
 def load_norms(data: bytes) -> dict[str, KeyTable]:
-    """Returns the norms that `dump_norms` wrote."""
+    """Returns the norms that `dump_norms` wrote; none of bytes that are something else."""
+    if data[:4] != _ARCHIVE:
+        return {}
     with np.load(io.BytesIO(data), allow_pickle=False) as file:
         names = [name.partition(" ")[2] for name in file if name.startswith("keys ")]
         return {name: KeyTable(file[f"keys {name}"], file[f"values {name}"]) for name in names}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Protocol
 
 from keyhole.aggregation.base import ClientResult, SumResult, about_of
@@ -31,6 +32,19 @@ def nothing_of(client: int, outcome: Outcome) -> ClientResult:
     """Returns the result of a client that brought nothing: what it chose and fetched is not known
     here."""
     return ClientResult(client, outcome, {}, None)
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """What a round waits for."""
+
+    round: int
+    here: int  # updates that count; before it is drawn, devices that wait
+    goal: int  # updates with which it closes; before, devices that it is drawn from at the least
+    missing: list[str]  # names of the devices whose update is not here
+    name: str = ""  # of the round, as it is published
+    seconds: float = inf  # until it closes with the updates that are here
+    is_drawn: bool = True
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from keyhole.delivery.clear import Pregenerated
 from keyhole.delivery.records import PLAIN, Coding, Demand
 from keyhole.errors import InputError
 from keyhole.files import kept_secret
-from keyhole.keys.choice import KeyTable, KeyUsers
+from keyhole.keys.choice import KeyUsers
 from keyhole.primitives.layout import Layout
 from keyhole.rounds.asynchronous import AsyncRound
 from keyhole.rounds.clients import Clients
@@ -43,7 +43,7 @@ from keyhole.rounds.machine import (
     StreamMachine,
     terms_of,
 )
-from keyhole.rounds.norms import dump_norms, is_norms, load_norms, norms_after
+from keyhole.rounds.norms import KeptNorms
 from keyhole.rounds.record import RoundRecord
 from keyhole.rounds.round import (
     CohortResults,
@@ -62,6 +62,7 @@ from keyhole.service.inbox import (
     Inbox,
     SpoolInbox,
     Summons,
+    Waiting,
     nothing_of,
     round_settings,
     with_maxima,
@@ -73,19 +74,6 @@ from keyhole.wire.manifest import number_of
 from keyhole.wire.settings import AGGREGATION_SETTING, DELIVERY_SETTING
 
 _MAX_TRAILING = 256  # rounds; more only trail where round after round ends without a step
-
-
-@dataclass(frozen=True)
-class Waiting:
-    """What a round waits for."""
-
-    round: int
-    here: int  # updates that count; before it is drawn, devices that wait
-    goal: int  # updates with which it closes; before, devices that it is drawn from at the least
-    missing: list[str]  # names of the devices whose update is not here
-    name: str = ""  # of the round, as it is published
-    seconds: float = inf  # until it closes with the updates that are here
-    is_drawn: bool = True
 
 
 @dataclass
@@ -321,7 +309,7 @@ class Served:
     goes_on: bool = field(default=False, init=False, repr=False)
     tells_facts: ClassVar[bool] = True  # what choices of keys need to know is published
     _streamed: Streamed | None = field(default=None, repr=False)
-    _norms: dict[str, KeyTable] = field(default_factory=dict, init=False, repr=False)
+    _norms: KeptNorms = field(default_factory=KeptNorms, init=False, repr=False)
     _under_way: bytes = field(default=b"", repr=False)
     _secret: bytes = field(default=b"", repr=False)
     _secret_file: Path | None = field(default=None, repr=False)
@@ -361,8 +349,7 @@ class Served:
         parts = self._drawing(parts, self._kept())
         if parts.buffering is not None:
             return self._stream(t, parts.buffering).next(t, state, clients, parts)
-        if parts.norms is not None:
-            parts = replace(parts, norms=self._norms)
+        parts = self._norms.told(parts)
         check_budget(t, state, parts)
         names = self._cohort(t, parts)
         asked = tuple(names)
@@ -399,21 +386,18 @@ class Served:
             each, cost, machine.closed, incidents=incidents, are_maxima=is_hidden
         )
         record = record_round(t, state, parts, results, gathered.summed)
-        if parts.norms is not None:
-            self._norms = norms_after(self._norms, state.layout, gathered.summed.rows or ())
+        self._norms.follow(parts, state.layout, gathered.summed.rows)
         return gathered.summed.rows, record
 
     def dump(self) -> bytes:
         """Returns what is under way between rounds: of asynchronous ones, who is at work; of
         others, norms of updates where a choice of keys reads them."""
-        if self._streamed is not None:
-            return self._streamed.dump()
-        return dump_norms(self._norms) if self._norms else b""
+        return self._norms.dump() if self._streamed is None else self._streamed.dump()
 
     def load(self, data: bytes, layout: Layout) -> None:
         """Goes on from what `dump` returned."""
         self._streamed, self._under_way, self.goes_on = None, data, True
-        self._norms = load_norms(data) if is_norms(data) else {}
+        self._norms.load(data)
 
     def _stream(self, t: int, buffering: Buffering) -> Streamed:
         """What makes the rounds of an asynchronous run, with what was under way when it stopped."""

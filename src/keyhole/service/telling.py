@@ -32,8 +32,8 @@ from keyhole.errors import KeyholeError
 from keyhole.logs import Fact, tell
 from keyhole.rounds.machine import Why
 from keyhole.rounds.record import RoundRecord
+from keyhole.service.inbox import Waiting
 from keyhole.service.lobby import count_waiting
-from keyhole.service.served import Waiting
 from keyhole.service.status import (
     RoundFiles,
     RoundStatus,
