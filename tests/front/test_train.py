@@ -230,6 +230,17 @@ def test_how_clients_train_is_set_by_keywords():
     assert run.spec.client.clip_norm == 0.2
 
 
+def test_metrics_of_a_secure_sum_are_names_with_a_max():
+    secure = {"aggregation": "secure-dense", "m": 5, "rounds": 1, **SETTINGS}
+    with pytest.raises(InputError, match="sum_metrics is no dict: got a list"):
+        kh.train(make_task(), sum_metrics=["loss"], **secure)
+    found = kh.train(make_task(), sum_metrics={"loss": 100.0}, **secure)
+    plain = kh.train(make_task(), **{**secure, "aggregation": "plain"})
+    told, known = (run.records()[0].client_metrics["loss"] for run in (found, plain))
+    assert told.mean == pytest.approx(known.mean, abs=1e-3)
+    assert (told.deciles, len(known.deciles)) == ([], 9)
+
+
 def test_parts_of_your_own_are_objects():
     from keyhole.aggregation.plain import PLAIN
 

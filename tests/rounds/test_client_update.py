@@ -250,6 +250,17 @@ def test_the_tag_model_takes_its_sparse_way_and_both_agree():
     assert (plain.compilations, compiled.compilations) == (0, 1)
 
 
+def test_a_loss_that_is_no_number_is_an_error():
+    model = Model(
+        init=lambda seed: {"w": np.zeros(4, np.float32)},
+        loss=lambda params, batch, mask: params["w"],
+        predict=lambda params, batch: params["w"],
+        cuts=(),
+    )
+    with pytest.raises(ShapeError, match=r"no number: got an array of shape \(4,\)"):
+        LocalSgd(model, ClientUpdate(0.5))(model.init(0), {"x": np.zeros(3)}, generator(0))
+
+
 def test_no_examples_is_an_error():
     with pytest.raises(InputError, match="a client has no examples: got 0; expected 1 or more"):
         LocalSgd(MODEL, ClientUpdate(0.1))(slices_of(5), images(1, 0), generator(0))

@@ -16,6 +16,7 @@ from keyhole.experiments.report.writing import (
     csv_table,
     latex_table,
     write_interval,
+    write_kilobytes,
     write_p_value,
 )
 from keyhole.experiments.statistics import (
@@ -148,9 +149,8 @@ class Comparison:
         share = row.bytes_per_round / row.broadcast_bytes
         cells = [row.label, *([row.start or NOTHING] if self._has_starts else [])]
         cells += [*(write_interval(row.metrics.get(name)) for name in self.metrics)]
-        kilobytes = row.bytes_per_round / 1000
         cells += [str(row.trials), str(row.rounds)]
-        cells.append(f"{kilobytes:,.1f}" if kilobytes >= 10 else f"{kilobytes:.3g}")
+        cells.append(write_kilobytes(row.bytes_per_round))
         cells.append(f"{share:.1%}")
         for name in self.metrics:
             found = row.differences.get(name)

@@ -18,6 +18,7 @@ import numpy as np
 
 from keyhole import tree
 from keyhole.arrays import Array, Tree
+from keyhole.errors import ShapeError
 from keyhole.models.client_update import (
     Batch,
     ClientUpdate,
@@ -148,7 +149,7 @@ def _descend(
     def loss(params: Tree, i: Any) -> Any:
         shown = model.hide_padding(params, slots) if model.hide_padding else params
         batch = {name: array[i] for name, array in batches.items()}
-        return model.loss(shown, batch, masks[i])
+        return _scalar(model.loss(shown, batch, masks[i]))
 
     def step(i: Any, state: tuple[Tree, Tree, Any]) -> tuple[Tree, Tree, Any]:
         params, velocity, total = state
@@ -165,6 +166,16 @@ def _descend(
     velocity = jax.tree.map(jnp.zeros_like, start) if settings.momentum else None
     end, _, total = jax.lax.fori_loop(0, steps, step, (start, velocity, jnp.float32(0)))
     return jax.tree.map(jnp.subtract, start, end), total / jnp.sum(masks, dtype=total.dtype)
+
+
+def _scalar(loss: Any) -> Any:
+    """The loss; raises ShapeError where it is not one number."""
+    if jnp.shape(loss) != ():
+        raise ShapeError(
+            f"the loss of a batch is no number: got an array of shape {jnp.shape(loss)}; expected "
+            "the mean over the examples where mask holds; return (losses * mask).sum() / mask.sum()"
+        )
+    return loss
 
 
 def _clip(settings: ClientUpdate, grads: Tree) -> Tree:

@@ -200,6 +200,11 @@ class SpecField:
                     f"{name} is not known: got {value!r}; expected {', '.join(known)}; "
                     f"{near_miss(str(value), known)}"
                 )
+        if get_origin(self.type) is dict and not isinstance(value, Mapping):
+            raise InputError(
+                f"{name} is no dict: got a {type(value).__name__}; expected names with a number "
+                f'each; pass {name}={{"loss": 10.0}}, say'
+            )
         if self.type not in (int, float) or value is None:
             return
         kind: Any = int if self.type is int else int | float

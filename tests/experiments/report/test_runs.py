@@ -14,6 +14,7 @@ from keyhole.experiments.report.figures import draw_runs
 from keyhole.experiments.report.page import write_page, write_section
 from keyhole.experiments.report.reading import read_results
 from keyhole.experiments.report.tables import make_table, to_json
+from keyhole.experiments.report.writing import write_kilobytes
 from keyhole.experiments.specs import name_of, spec_of
 from tests.experiments.report.runs import write_sweep, write_trial
 
@@ -86,7 +87,7 @@ def test_the_table_has_costs_and_who_learned_what(runs):
     table = make_table(runs)
     down, up = (table.cells[0][table.header.index(name)] for name in ("KB down", "KB up"))
     costs = runs.lines[0].costs
-    assert (down, up) == (f"{costs.bytes_down / 1000:,.1f}", f"{costs.bytes_up / 1000:,.1f}")
+    assert (down, up) == (write_kilobytes(costs.bytes_down), write_kilobytes(costs.bytes_up))
     both, party, of_keys, of_updates = table.learned[1]
     assert both == ", ".join(line.label for line in runs.lines)
     assert (party, of_keys) == ("server", "keys and whose they are")

@@ -27,6 +27,7 @@ from keyhole.experiments.report.writing import (
     metric_name,
     write_deviation,
     write_interval,
+    write_kilobytes,
     write_p_value,
     write_share,
 )
@@ -88,8 +89,8 @@ class Row:
             return (NOTHING,) * 3
         spent = costs.epsilon
         epsilon = NOTHING if spent is None else f"{spent:.3g}" if spent < math.inf else "no bound"
-        down = f"{costs.bytes_down / 1000:,.1f}" if costs.bytes_down else NOTHING  # not known here
-        return down, f"{costs.bytes_up / 1000:,.1f}", epsilon
+        down = write_kilobytes(costs.bytes_down) if costs.bytes_down else NOTHING  # not known here
+        return down, write_kilobytes(costs.bytes_up), epsilon
 
 
 @dataclass(frozen=True)

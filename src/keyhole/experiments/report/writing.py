@@ -109,6 +109,16 @@ def write_deviation(spread: Spread | None, scale: float = 1.0) -> str:
     return f"{spread.deviation * scale:#.3g}" if spread.deviation else "0"
 
 
+def write_kilobytes(count: float) -> str:
+    """Writes bytes as KB, small ones with three digits.
+
+    >>> write_kilobytes(1_234_567), write_kilobytes(48)
+    ('1,234.6', '0.048')
+    """
+    kilobytes = count / 1000
+    return f"{kilobytes:,.1f}" if kilobytes >= 10 else f"{kilobytes:.3g}"
+
+
 def write_p_value(p: float | None) -> str:
     """Returns a p-value with the digits that are worth reading.
 
