@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from keyhole.cli.options import EXISTING_FILE
+from keyhole.cli.options import EXISTING_FILE, option
 from keyhole.cli.watch import watched_at
 
 if TYPE_CHECKING:
@@ -30,10 +30,10 @@ _RUNS = 15  # that a screen lists
 
 @click.command()
 @click.argument("place", metavar="DIR|URL")
-@click.option("--ca", type=EXISTING_FILE, help="With a URL: authorities to trust there, PEM.")
-@click.option("--insecure", is_flag=True, help="Speak plain HTTP beyond this machine.")
-@click.option("--watch", is_flag=True, help="Look again every two seconds, until interrupted.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON; with --watch a line each time.")
+@option("--ca", type=EXISTING_FILE, help="With a URL: authorities to trust there, PEM.")
+@option("--insecure", is_flag=True, help="Speak plain HTTP beyond this machine.")
+@option("--watch", is_flag=True, help="Look again every two seconds, until interrupted.")
+@option("--json", "as_json", is_flag=True, help="Print JSON; with --watch a line each time.")
 def status(place: str, ca: Path | None, insecure: bool, watch: bool, as_json: bool) -> None:
     """Show how rounds and runs stand, and what they wait for.
 

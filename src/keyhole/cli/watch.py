@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from keyhole.cli.options import EXISTING_FILE, GroupedCommand, log_options
+from keyhole.cli.options import EXISTING_FILE, GroupedCommand, log_options, option
 
 if TYPE_CHECKING:
     from keyhole.experiments.watch.address import ServiceWatch
@@ -40,19 +40,17 @@ def watched_at(
     roles={"Where it listens": "host port tls_cert tls_key insecure", "Log": "log log_level"},
 )
 @click.argument("place", metavar="DIR|URL")
-@click.option("--host", default="127.0.0.1", help="Address to listen at.")
-@click.option(
+@option("--host", default="127.0.0.1", help="Address to listen at.")
+@option(
     "--port",
     default=_PORT,
     type=click.IntRange(0, 65535),
     help="Port to listen at; 0 takes any that is free.",
 )
-@click.option(
-    "--tls-cert", type=EXISTING_FILE, help="Certificate chain, PEM; without it plain HTTP."
-)
-@click.option("--tls-key", type=EXISTING_FILE, help="Its key, PEM; if it is not in the same file.")
-@click.option("--ca", type=EXISTING_FILE, help="With a URL: authorities to trust there, PEM.")
-@click.option("--insecure", is_flag=True, help="Allow plain HTTP beyond this machine, both ways.")
+@option("--tls-cert", type=EXISTING_FILE, help="Certificate chain, PEM; without it plain HTTP.")
+@option("--tls-key", type=EXISTING_FILE, help="Its key, PEM; if it is not in the same file.")
+@option("--ca", type=EXISTING_FILE, help="With a URL: authorities to trust there, PEM.")
+@option("--insecure", is_flag=True, help="Allow plain HTTP beyond this machine, both ways.")
 @log_options("warning")
 def watch(place: str, ca: Path | None, **options: Any) -> None:
     """Show the runs and rounds of a folder, or the rounds of a service, on a page that is live.
