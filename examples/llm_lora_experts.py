@@ -17,9 +17,8 @@ import transformers
 
 import keyhole as kh
 
-PEOPLE, ROUNDS, RATES = (200, 60, (1.5, 4.5, 13.5))
-if "--small" in sys.argv:
-    PEOPLE, ROUNDS, RATES = (12, 2, (0.5, 1.5))
+IS_SMALL = "--small" in sys.argv
+PEOPLE, ROUNDS, RATES = (12, 2, (0.5, 1.5)) if IS_SMALL else (200, 60, (1.5, 4.5, 13.5))
 WORDS, LENGTH, DIALECTS = 64, 12, 4
 
 

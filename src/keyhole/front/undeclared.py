@@ -1,8 +1,8 @@
 """Finds columns that name keys and are not declared: a client's model would read other rows.
 
 One step of the whole model on a few examples moves the rows that these examples read. If it moves
-rows that no declared column names, and all of them are values of another column, that column names
-keys. A softmax over all keys moves all rows, and proves nothing.
+rows that no declared column names, and others where another column is changed, namely those that it
+then names, that column names keys. A softmax over all keys moves all rows, and proves nothing.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from keyhole.primitives.keyspace import KeySpace
 from keyhole.primitives.report import Report
 
 _EXAMPLES = 32
+_TRIALS = 3  # keys that a column is changed to
 _OF_A_MODEL = (
     *(KeyholeError, ArithmeticError, AssertionError, AttributeError, LookupError),
     *(RuntimeError, TypeError, ValueError),
@@ -45,20 +46,47 @@ def check_undeclared(
     if not named or not spaces or model.layout.server_size > _LARGEST:
         return
     client, own = _examples(data.splits["train"])
-    moved = _moved(model, spaces, own, params)
-    for space, paths in moved.items():
+    for space, paths in _moved(model, spaces, own, params).items():
         declared = [values_of(own[c]) for c, target in data.inputs.items() if target == space]
+        known = np.concatenate([*declared, np.empty(0, np.int64)])
         for path, rows in paths.items():
-            extra = np.setdiff1d(rows, np.concatenate([*declared, np.empty(0, np.int64)]))
-            for column in named if len(extra) else ():
-                if np.isin(extra, values_of(own[column])).all():
+            for column in named:
+                values = np.setdiff1d(values_of(own[column]), known)
+                if not len(np.intersect1d(np.setdiff1d(rows, known), values)):
+                    continue
+                if _follows(model, spaces, own, params, column, (space, path), rows):
                     raise InputError(
                         f"column {column!r} names keys of {space!r} and is not declared: got "
-                        f"examples of client {client!r} that read rows of {path!r} which only this "
-                        f"column names; expected it among inputs {dict(data.inputs)}, so that its "
+                        f"examples of client {client!r} that read other rows of {path!r} where it "
+                        f"is changed; expected it among inputs {dict(data.inputs)}, so that its "
                         f"keys are renumbered; pass inputs={{{column!r}: {space!r}}} too, where "
                         "data are made"
                     )
+
+
+def _follows(
+    model: Model | TrainsItself,
+    spaces: Mapping[str, KeySpace],
+    own: Batch,
+    params: Tree,
+    column: str,
+    at: tuple[str, str],
+    rows: Array,
+) -> bool:
+    """Whether rows that did not move do, each time, once the column names them."""
+    space, path = at
+    still = np.setdiff1d(np.arange(spaces[space].num_keys), rows)[-_TRIALS:]
+    for key in still:
+        changed = {**own, column: _filled(own[column], int(key))}
+        if key not in _moved(model, spaces, changed, params).get(space, {}).get(path, ()):
+            return False
+    return len(still) == _TRIALS
+
+
+def _filled(column: Any, key: int) -> Any:
+    if isinstance(column, Ragged):
+        return Ragged(np.full_like(column.flat, key), column.offsets)
+    return np.full_like(column, key)
 
 
 def values_of(column: Any) -> Array:
