@@ -1,8 +1,8 @@
 """Time to the first round of the demo: a fresh process, with nothing compiled before.
 
-Wall time of `keyhole demo --rounds 1`, imports, compilation and all four arms included, with an
-empty compilation cache and with a filled one. The goal is the empty one in under 10 s; on a busy
-machine CPU time says more, and both are shown.
+Time of `keyhole demo --rounds 1`, imports, compilation and all four arms included, with an empty
+compilation cache and with a filled one. The goal is 6 s of CPU time with the empty one; wall time,
+which says less on a busy machine, stands beside it.
 
     python benchmarks/first_round.py --check
 """
@@ -20,7 +20,7 @@ from pathlib import Path
 
 from harness import Goal, finish, machine_facts, parser, progress
 
-MAX_SECONDS = 10.0
+MAX_SECONDS = 6.0
 RESULTS = Path(__file__).parent / "results" / "first_round.json"
 COMMAND = [
     sys.executable,
@@ -63,7 +63,7 @@ def main() -> int:
     print(f"{facts['cpu']}, {facts['cores']} cores, {facts['date']}, commit {facts['commit']}")
     for cell in cells:
         print(f"{cell.cache:6} cache: {cell.wall_seconds:5.1f} s, CPU {cell.cpu_seconds:5.1f} s")
-    goal = Goal("10 s over the first round", MAX_SECONDS / cells[0].wall_seconds, 1.0)
+    goal = Goal("6 s over the CPU time of a first round", MAX_SECONDS / cells[0].cpu_seconds, 1.0)
     return finish(flags, "first_round", cells, [goal])
 
 

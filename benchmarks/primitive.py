@@ -6,6 +6,10 @@ time: memcpy of the same 50 m rows over the contestant (1.00 is as fast as memcp
 are used in every repetition, so small jobs run in cache for every contestant, memcpy included. All
 arrays start on a cache line: a row of 256 bytes is 4 lines then, not 5, worth a third at d = 64.
 
+Where what memcpy moves stays in the cache and the table does not, memcpy is no yardstick: rows at
+random places come from memory. There the goal is a loop over the same rows at the speed of C, which
+neither checks keys nor fetches ahead.
+
     python benchmarks/primitive.py --check
 """
 
@@ -17,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numba import njit
 
 from harness import (
     Goal,
@@ -35,6 +40,8 @@ CLIENTS = 50
 TABLES = ((10_000, 500), (100_000, 500), (1_000_000, 64))
 KEYS_PER_CLIENT = (100, 1_000, 10_000)
 GOALS = {"gather": 0.7, "deselect": 0.5}
+OVER_LOOP = 1.0
+CACHE = 32e6  # bytes that may stay in the cache that cores share
 NUMPY = {"gather": "numpy.take", "deselect": "numpy.add.at"}
 SLOW_ROWS = 100_000  # add.at takes seconds above: one sample instead of five
 RESULTS = Path(__file__).parent / "results" / "primitive.json"
@@ -50,6 +57,7 @@ class Cell:
     keys_per_client: int
     gigabytes: float
     memcpy: Timing
+    loop: Timing
     ours: Timing
     two_threads: Timing
     numpy: Timing
@@ -63,14 +71,38 @@ class Cell:
         """Wall time of memcpy over that of another."""
         return self.memcpy.wall / who.wall
 
+    @property
+    def is_memcpy_in_cache(self) -> bool:
+        """Whether the cache holds both sides of memcpy, and not the table."""
+        return 2e9 * self.gigabytes < CACHE < 4 * self.num_keys * self.width
+
     def goals(self) -> tuple[Goal, Goal]:
-        """Fast enough beside memcpy, and no slower than NumPy."""
+        """Fast enough beside memcpy, or beside a loop where that is from the cache; and no slower
+        than NumPy."""
         where = f"{self.operation} n={self.num_keys} d={self.width} m={self.keys_per_client}"
         beside_numpy = self.numpy.cpu / self.ours.cpu
+        beside_memcpy = Goal(f"{where} over memcpy", self.ratio(self.ours), GOALS[self.operation])
+        beside_loop = Goal(f"{where} over a loop", self.loop.cpu / self.ours.cpu, OVER_LOOP)
         return (
-            Goal(f"{where} over memcpy", self.ratio(self.ours), GOALS[self.operation]),
+            beside_loop if self.is_memcpy_in_cache else beside_memcpy,
             Goal(f"{where} over {NUMPY[self.operation]}", beside_numpy, 1.0),
         )
+
+
+@njit(cache=True)
+def _copy_rows(table, keys, out):
+    for i in range(len(keys)):
+        source, target = table[np.uint64(keys[i])], out[i]
+        for j in range(len(target)):  # the compiler makes vectors of it
+            target[j] = source[j]
+
+
+@njit(cache=True)
+def _add_rows(table, keys, rows):
+    for i in range(len(keys)):
+        target, source = table[np.uint64(keys[i])], rows[i]
+        for j in range(len(source)):
+            target[j] += source[j]
 
 
 def cohort_keys(num_keys: int, keys_per_client: int, rng: np.random.Generator) -> np.ndarray:
@@ -91,6 +123,7 @@ def measure_gather(
     return measure(
         {
             "memcpy": memcpy(source, out),
+            "loop": lambda: _copy_rows(table, keys, out),
             "ours": lambda: gather_rows(table, keys, out),
             "numpy": lambda: np.take(table, keys, axis=0),
             # NumPy without its check of keys, into a warm output: what is left is the copying.
@@ -110,6 +143,7 @@ def measure_deselect(
     return measure(
         {
             "memcpy": memcpy(rows, out),
+            "loop": lambda: _add_rows(table, keys, rows),
             "ours": lambda: scatter_add_rows(table, keys, rows),
             "numpy": lambda: np.add.at(table, keys, rows),
             "two_threads": lambda: scatter_add_rows(table, keys, rows, threads=2),
@@ -153,13 +187,13 @@ def print_table(measured: list[Cell]) -> None:
     facts = machine_facts()
     print(f"{facts['cpu']}, {facts['cores']} cores, {facts['date']}, commit {facts['commit']}")
     print("ratios to memcpy of the same bytes: CPU time (wall time); above 1 is faster than memcpy")
-    head = ("operation", "n", "d", "m", "memcpy GB/s", "keyhole", "2 threads", "numpy", "unchecked")
-    print("{:9} {:>8} {:>4} {:>6} {:>12} {:>13} {:>13} {:>13} {:>13}".format(*head))
+    head = ("operation", "n", "d", "m", "memcpy GB/s", "keyhole", "2 threads", "loop", "numpy")
+    print("{:9} {:>8} {:>4} {:>6} {:>12} {:>13} {:>13} {:>13} {:>13} unchecked".format(*head))
     for cell in measured:
         speed = cell.gigabytes / cell.memcpy.cpu
         ratios = " ".join(
             f"{cell.ratio(who):6.2f} ({cell.wall_ratio(who):4.2f})"
-            for who in (cell.ours, cell.two_threads, cell.numpy, cell.numpy_unchecked)
+            for who in (cell.ours, cell.two_threads, cell.loop, cell.numpy, cell.numpy_unchecked)
             if who is not None
         )
         place = f"{cell.num_keys:8} {cell.width:4} {cell.keys_per_client:6}"
