@@ -14,6 +14,7 @@ EXAMPLES = [p for p in sorted((ROOT / "examples").glob("*.py")) if p.name not in
 SLOW = {  # start processes, compile, or make many rounds
     "personal_head.py",
     "private_fetch.py",
+    "private_lookup.py",
     "ray_cohort.py",
     "scaffold.py",
     "serve_and_train.py",

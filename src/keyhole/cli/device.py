@@ -461,13 +461,16 @@ def _fetch(made: Device, options: Mapping[str, Any]) -> None:
     except ValueError:
         raise click.BadParameter("not whole numbers with commas", param_hint="--slices") from None
     now = made.current()
-    found = made.fetch_slices(now.round, options["table"], keys)
-    # `np.savez` would take some names of parameters for its own.
+    write_arrays(path, made.fetch_slices(now.round, options["table"], keys))
+    click.echo(f"{len(keys)} slices of round {now.number}: {path}")
+
+
+def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Writes an .npz file; `np.savez` would take some names of parameters for its own."""
     with storage_errors(path, "write"), ZipFile(path, "w") as archive:
-        for name, array in found.items():
+        for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
                 np.lib.format.write_array(file, array, allow_pickle=False)
-    click.echo(f"{len(keys)} slices of round {now.number}: {path}")
 
 
 def _line_of(taken: Taken) -> str:

@@ -49,6 +49,7 @@ VERBS: Mapping[str, Mapping[str, str]] = {
     },
     "Take part": {
         "device": "Take part in the rounds of a slice service.",
+        "lookup": "Fetch rows of a published model in private.",
         "flower": "Train on devices that Flower calls.",
     },
 }
