@@ -123,7 +123,7 @@ def test_a_damaged_list_of_a_closed_round_is_refused(tmp_path, content):
     assert "device-1" not in str(refused.value)
 
 
-@pytest.mark.parametrize("content", [b"", b"\x30\x82" * 40, None])
+@pytest.mark.parametrize("content", [b"", b"\x30\x82" * 40, None], ids=["cut", "other", "folder"])
 def test_a_damaged_admission_key_is_not_replaced(tmp_path, content):
     AdmissionFiles(tmp_path).signer(ROUND)
     path = tmp_path / "admission" / ROUND / "key"
