@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,13 +15,18 @@ if TYPE_CHECKING:
     from keyhole.experiments.watch.folder import RunFolder
 
 _PORT = 8150
+_PATIENCE = 1.5  # seconds of one look at a folder with many runs
 
 
 def watched_at(
-    place: str, ca: Path | None, insecure: bool, names: bool = False
+    place: str,
+    ca: Path | None,
+    insecure: bool,
+    names: bool = False,
+    patience: float = math.inf,
 ) -> RunFolder | ServiceWatch:
-    """Returns what lies in a folder, or answers at a URL; with `names`, devices that a round of the
-    folder waits for are named."""
+    """Returns what lies in a folder, or answers at a URL; `names` and `patience` are those of
+    `RunFolder`."""
     if "://" in place:
         from keyhole.experiments.watch.address import ServiceWatch
 
@@ -32,7 +38,7 @@ def watched_at(
             f"no such folder: got {place!r}; expected a folder of runs or rounds, or the URL of "
             "metrics; give the --out of `keyhole train`, or what stands behind `metrics at`"
         )
-    return RunFolder(Path(place), names=names)
+    return RunFolder(Path(place), names=names, patience=patience)
 
 
 @click.command(
@@ -67,7 +73,7 @@ def watch(place: str, ca: Path | None, **options: Any) -> None:
     from keyhole.service.transport import Listen, serving
     from keyhole.signals import stop_on_signals
 
-    found = watched_at(place, ca, options["insecure"])
+    found = watched_at(place, ca, options["insecure"], patience=_PATIENCE)
     runs = found if isinstance(found, RunFolder) else None
     app = WatchApp(found, runs, frozenset({options["host"]}))
     host, port, cert = options["host"], options["port"], options["tls_cert"]

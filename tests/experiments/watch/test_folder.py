@@ -89,15 +89,32 @@ def test_records_that_grow_are_read_on_and_a_half_line_waits(folder):
     assert lines(folder)[NOISE]["rounds"] == 1
 
 
+def test_a_look_without_patience_reads_the_newest_run_and_the_next_look_the_others(folder):
+    hasty = RunFolder(folder.root, patience=-1.0)
+    assert (hasty.overview()["runs"], hasty.overview()["unread"]) == ([], 2)
+    hasty.run(NOISE)
+    told = hasty.overview()
+    assert ([run["name"] for run in told["runs"]], told["unread"]) == ([NOISE], 1)
+    assert folder.overview()["unread"] == 0
+
+
+def test_records_of_few_trials_stay_in_memory_and_all_runs_are_told(folder, monkeypatch):
+    monkeypatch.setattr("keyhole.experiments.watch.folder._KEPT", 1)
+    assert {run["empty"] for run in folder.overview()["runs"]} == {0, 1}
+    assert len(folder._records) == 1
+    assert folder.run(TOP4)["cohorts"]["asked"] == [COHORT] * 6
+    path = folder.root / NOISE / "trial-0" / "records.jsonl"
+    with path.open("ab") as file:
+        file.write(encode_records([record_of(6, 0.9)]))
+    assert lines(folder)[NOISE]["rounds"] == 7
+
+
 def test_a_damaged_run_is_named_and_hides_no_other(folder):
     (folder.root / NOISE / "trial-0" / "run.json").write_text("{")
     told = folder.overview()
     assert [run["name"] for run in told["runs"]] == [TOP4]
     (trouble,) = told["troubles"]
-    assert (
-        trouble.startswith(f"{NOISE}: trial-0/run.json is not the set-up of a run")
-        or NOISE in trouble
-    )
+    assert trouble.startswith(f"{NOISE}: {NOISE}/trial-0/run.json is not the set-up of a run")
 
 
 def test_links_that_lead_out_are_not_followed(folder, tmp_path):

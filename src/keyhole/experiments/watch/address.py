@@ -70,7 +70,13 @@ class ServiceWatch:
 
     def overview(self) -> Told:
         """Returns how the round stands, as `RunFolder.overview` does; with those seen before."""
-        told: Told = {"folder": self._client.place, "runs": [], "rounds": [], "troubles": []}
+        told: Told = {
+            "folder": self._client.place,
+            "runs": [],
+            "rounds": [],
+            "troubles": [],
+            "unread": 0,
+        }
         try:
             status = self.status()
         except KeyholeError as error:

@@ -33,6 +33,7 @@ Told: TypeAlias = dict[str, Any]
 _FILES = "run.json", "records.jsonl", "result.json"
 _LISTS = ("late", "stale", "refused", "empty", "lost_before", "lost_after")  # of a record
 _OF_ROUNDS = CURRENT, PROGRESS, UPDATES, "rounds"
+_KEPT = 16  # trials whose records stay in memory: those looked at last
 _MAX_DEPTH = 6  # of folders below the one that is watched
 
 
@@ -45,6 +46,16 @@ class _Records:
     found: list[RoundRecord] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class _Known:
+    """What is kept of a trial whose records are not."""
+
+    version: object  # of its files
+    trial: Trial
+    empty: int  # rounds
+    are_maxima: bool
+
+
 @dataclass
 class RunFolder:
     """The folder that is watched: of runs, of rounds, or of folders with such.
@@ -52,22 +63,28 @@ class RunFolder:
     Args:
         root: where links are followed to, and no further.
         names: whether devices that a round waits for are named; counts alone are shown otherwise.
+        patience: seconds after which a look leaves the runs that it has not read to the next one.
         now: unix seconds.
     """
 
     root: Path
     names: bool = False
     now: Callable[[], float] = time.time
+    patience: float = math.inf
     _records: dict[Path, _Records] = field(default_factory=dict, repr=False)
-    _trials: dict[Path, tuple[object, Trial]] = field(default_factory=dict, repr=False)
+    _trials: dict[Path, _Known] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         self.root = self.root.resolve()
 
     def overview(self) -> Told:
         """Returns a line for every run, how rounds stand, and what could not be read."""
-        runs, rounds, troubles = [], [], []
-        for kind, path in self._places():
+        runs, rounds, troubles, unread = [], [], [], 0
+        until = time.monotonic() + self.patience
+        for kind, path in sorted(self._places(), key=self._changed, reverse=True):
+            if kind == "run" and time.monotonic() > until and not self._is_known(path):
+                unread += 1
+                continue
             try:
                 if kind == "run":
                     runs.append(self._line(path))
@@ -80,7 +97,7 @@ class RunFolder:
         for run, short in zip(runs, shorts or [run["label"] for run in runs], strict=True):
             run["short"] = short
         told = {"folder": self.root.name, "runs": runs, "rounds": rounds, "troubles": troubles}
-        return told | {"now": self.now()}
+        return told | {"unread": unread, "now": self.now()}
 
     def run(self, name: str) -> Told:
         """Returns everything that the page shows of a run.
@@ -151,19 +168,33 @@ class RunFolder:
 
     def _trial(self, path: Path) -> Trial:
         """A trial, read again where one of its files has changed."""
-        version = tuple(_version(path / name) for name in _FILES)
-        known = self._trials.get(path)
-        if known is None or known[0] != version:
-            known = self._trials[path] = version, trial_of(path, self._records_of(path))
-        return known[1]
+        version, known = _versions(path), self._trials.get(path)
+        if known is None or known.version != version:
+            records = self._records_of(path)
+            empty = sum(record.is_skipped for record in records)
+            are_maxima = any(record.are_maxima for record in records)
+            known = _Known(version, trial_of(path, records), empty, are_maxima)
+            self._trials[path] = known
+        return known.trial
+
+    def _is_known(self, path: Path) -> bool:
+        """Whether nothing of a run has to be read again."""
+        known = ((self._trials.get(trial), trial) for trial in self._trial_folders(path))
+        return all(it is not None and it.version == _versions(trial) for it, trial in known)
+
+    def _changed(self, place: tuple[str, Path]) -> int:
+        """When something of a run or of rounds changed last."""
+        trials = self._trial_folders(place[1])
+        return max((_version(t / name)[1] for t in trials for name in _FILES), default=0)
 
     def _records_of(self, trial: Path) -> list[RoundRecord]:
         """The records of a trial; of a file that has grown, what is new is read."""
-        known, path = self._records.setdefault(trial, _Records()), trial / _FILES[1]
+        known, path = self._records.pop(trial, _Records()), trial / _FILES[1]
         try:
             found = path.stat()
         except FileNotFoundError:
             return []
+        self._records = dict([*self._records.items(), (trial, known)][-_KEPT:])  # the last used
         if known.file != found.st_ino or found.st_size < known.read:
             known = self._records[trial] = _Records(found.st_ino)
         if found.st_size > known.read:
@@ -181,9 +212,7 @@ class RunFolder:
         if not line.trials:
             raise InputError("a run has gone: got no trial; expected one or more; look again")
         first, costs = line.trials[0], line.costs
-        records = self._newest(path)
-        reached = line.test or line.last
-        changed = max(_version(each / name)[1] for each in folders for name in _FILES) / 1e9
+        reached, known = line.test or line.last, self._trials[folders[0]]
         return {
             "name": self._name(path),
             "label": line.label,
@@ -194,7 +223,7 @@ class RunFolder:
             "finished": len(line.finished),
             "rounds": min(trial.rounds_done for trial in line.trials),
             "planned": max(trial.rounds_planned for trial in line.trials),
-            "changed": changed,
+            "changed": self._changed(("run", path)) / 1e9,
             "metric": line.metric,
             "metric_title": metric_name(line.metric),
             "is_share": is_share(line.metric),
@@ -202,11 +231,11 @@ class RunFolder:
             "reached": _number(reached.mean) if reached else None,
             "half_width": _number(reached.half_width) if reached else None,
             "bytes": costs.bytes_down + costs.bytes_up if costs else None,
-            "are_maxima": any(record.are_maxima for record in records),
+            "are_maxima": known.are_maxima,
             "broadcast_bytes": first.broadcast_bytes,
             "epsilon": _number(costs.epsilon) if costs and costs.epsilon is not None else None,
             "is_private": costs is not None and costs.epsilon is not None,
-            "empty": sum(record.is_skipped for record in records),
+            "empty": known.empty,
         }
 
 
@@ -302,6 +331,11 @@ def _mean(values: Sequence[int]) -> float | None:
 def _number(value: Any) -> Any:
     """JSON has neither NaN nor infinity."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _versions(trial: Path) -> object:
+    """What changes with a trial."""
+    return tuple(_version(trial / name) for name in _FILES)
 
 
 def _version(path: Path) -> tuple[int, int, int]:

@@ -339,7 +339,7 @@ function draw() {
   W = phone.matches ? 380 : 640;
   at("folder").textContent = overview.folder;
   document.title = `${overview.folder} - keyhole watch`;
-  at("summary").textContent = [overview.runs.length || !overview.rounds.length ? count(overview.runs.length, "run") : "", overview.rounds.length ? `rounds in ${count(overview.rounds.length, "place")}` : ""].filter(Boolean).join(", ");
+  at("summary").textContent = [overview.unread ? `reading ${count(overview.unread, "more run")}` : "", overview.runs.length || !overview.rounds.length ? count(overview.runs.length, "run") : "", overview.rounds.length ? `rounds in ${count(overview.rounds.length, "place")}` : ""].filter(Boolean).join(", ");
   put(at("troubles"), overview.troubles, () => overview.troubles.map((words) => make("p", { class: "warn", role: "alert" }, words)));
   put(at("rounds"), [overview.rounds, overview.seen], () => [...overview.rounds.map(roundCard), seenCard(overview.seen)]);
   at("runs").hidden = !overview.runs.length && overview.rounds.length > 0;
