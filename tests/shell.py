@@ -13,6 +13,12 @@ COMMANDS = {
 }
 
 
+def without_test_settings(cache):
+    """The environment of somebody who runs no tests, with a cache of its own."""
+    usual = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
+    return {**usual, "KEYHOLE_CACHE": str(cache), "COLUMNS": "120"}
+
+
 def run_as_typed(text, directory, seconds=540):
     """Runs a block of commands in a directory; the service has a port of its own, and what the
     commands leave running is ended. Returns the exit code and all that was printed."""
@@ -25,8 +31,7 @@ def run_as_typed(text, directory, seconds=540):
     for name, script in COMMANDS.items():
         (programs / name).write_text(script)
         (programs / name).chmod(0o755)
-    usual = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
-    known = {**usual, "KEYHOLE_CACHE": str(directory / "cache"), "COLUMNS": "120"}
+    known = without_test_settings(directory / "cache")
     known["PATH"] = f"{programs}:{known['PATH']}"
     with (directory / "printed").open("w") as printed:
         process = subprocess.Popen(

@@ -137,7 +137,9 @@ def test_it_says_how_much_it_has_only_if_told_to(tmp_path, shop, flags, said, mo
 
 
 def test_a_task_of_all_clients_takes_no_examples_of_one(shop):
-    own = OwnData({"task": "so_tag", "data": "mine.jsonl", "trust": (), "token_file": None})
+    own = OwnData(
+        {"task": "so_tag", "data": "mine.jsonl", "trust": (), "token_file": None, "hold_out": None}
+    )
     with pytest.raises(InputError, match="pass --client N"):
         _ = own.examples
 

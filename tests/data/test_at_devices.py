@@ -81,7 +81,7 @@ def test_a_trainer_without_examples_has_a_model_and_draws_nobody():
     experiment.check()
     assert experiment.run_parts(0).cohorts.asked == 3
     assert experiment.task.metrics == {}
-    with pytest.raises(InputError, match="nobody knows them beforehand"):
+    with pytest.raises(InputError, match="nobody knows who holds the data"):
         Experiment(task.defaults, task.data, {"task": task.kind}).check()
 
 

@@ -20,6 +20,7 @@ from keyhole.cli.options import (
     FILE,
     GroupedCommand,
     NameOr,
+    NumberRange,
     log_options,
     option,
 )
@@ -137,7 +138,7 @@ def _pinned(path: Path | None) -> bytes | None:
 @click.command(
     cls=GroupedCommand,
     roles={
-        "Training": "task trust data rounds states client seed",
+        "Training": "task trust data hold_out rounds states client seed",
         "Check-in": "memory_mb tell_examples",
         "Slice service": "token_file ca cert key trainer_key trust_service insecure",
         "Delivery": "delivery second second_token_file anonymous relay relay_token_file "
@@ -246,6 +247,13 @@ def _pinned(path: Path | None) -> bytes | None:
     "module:NAME of their columns or of a function that returns them. With --client: the data of "
     "all clients, as for `keyhole train`.",
     show_default="synthetic with --client",
+)
+@option(
+    "--hold-out",
+    type=NumberRange(0, 1, max_open=True),
+    help="Share of the own examples that it does not train on: with these alone it measures the "
+    "model, where a round asks for that.",
+    show_default="0: it measures with all",
 )
 @option(
     "--memory-mb",

@@ -32,7 +32,7 @@ class OwnData:
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._task, self._source = str(options["task"]), options["data"]
-        self._token = options["token_file"]
+        self._token, self._held_out = options["token_file"], options["hold_out"] or 0.0
         self._trusted = [self._task.partition(":")[0], *options["trust"]]
         if self._source is None:
             raise click.UsageError(
@@ -67,7 +67,7 @@ class OwnData:
                 "to be a client of a data set"
             )
         declared: Dataset = own_dataset(f"{self._task}.{held}", 0)
-        return own_examples(self._source, declared)
+        return own_examples(self._source, declared, self._held_out)
 
     @property
     def examples(self) -> int:
@@ -89,4 +89,6 @@ class OwnData:
         spec = spec_for_device(told, self._trusted)
         clients = Experiment(spec, self.data).clients
         mine = clients.data(0)
-        return replace(clients, count=UNCOUNTED, data=lambda client: mine)
+        held = self.data.splits["test"]
+        kept = held.client(0) if len(held) else mine
+        return replace(clients, count=UNCOUNTED, data=lambda client: mine, held=lambda client: kept)

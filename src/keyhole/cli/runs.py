@@ -118,7 +118,7 @@ def run_trials(
                 (on_record or _tell_if_empty)(record)
                 if record.metrics:
                     told = {n: v for n, v in record.numbers.items() if n.startswith("client_")}
-                    shown = {metric: record.metrics[metric], **told}
+                    shown = {n: v for n, v in record.metrics.items() if n == metric} | told
                     note = ", ".join(f"{name} {value:.4f}" for name, value in shown.items())
                     bars.update(bar, note=note)
 

@@ -107,7 +107,8 @@ def _row(spec: RunSpec) -> tuple[str, ...]:
 )
 @spec_options(
     *("--cohort", "--sampling", "--over-selection", "--min-updates"),
-    *("--min-waiting", "--rest", "--min-memory-mb", "--algorithm", "--client-lr"),
+    *("--min-waiting", "--rest", "--min-memory-mb", "--evaluators"),
+    *("--algorithm", "--client-lr"),
     *("--batch-size", "--epochs", "--client-momentum", "--client-clip-norm"),
     *("--max-examples", "--min-examples"),
 )

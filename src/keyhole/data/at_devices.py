@@ -38,10 +38,12 @@ def at_devices(*, inputs: Mapping[str, str], target: str | None = None, name: st
     return Dataset(name, OWN, splits, {}, inputs=dict(inputs), target=target)
 
 
-def own_examples(source: str, declared: Dataset) -> Dataset:
-    """Returns the examples of one device, as the train split of a dataset; its test split is empty.
+def own_examples(source: str, declared: Dataset, share: float = 0.0) -> Dataset:
+    """Returns the examples of one device, as the train split of a dataset; its test split has those
+    that are held out.
 
     Args:
+        share: of the examples, drawn at random, that it does not train on and measures with.
         source: a file (.csv, .jsonl, .npz or .parquet), a folder of such files, which hold one
             table together, or "module:NAME" of the columns, or of a function that returns them.
         declared: what the columns mean.
@@ -72,11 +74,13 @@ def own_examples(source: str, declared: Dataset) -> Dataset:
             f"got texts for {', '.join(made.names)}; expected numbers; number them by a list that "
             "all devices share"
         )
-    nobody = FederatedData.of([], [], {})
+    splits = {"train": made.splits["train"], "test": FederatedData.of([], [], {})}
+    if share:
+        splits = dict(made.hold_out(share, "within").splits)
     return Dataset(
         declared.name,
         declared.kind,
-        {"train": made.splits["train"], "test": nobody},
+        splits,
         declared.names,
         inputs=declared.inputs,
         target=declared.target,

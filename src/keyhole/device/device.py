@@ -357,9 +357,9 @@ class Device:
         """
         known = self.known(round)
         refuse_clear(known.manifest.settings)
-        chosen = known.keys_by_space(keys)
+        layout, chosen = known.sent_as(keys)
         report = Report.of(update)
-        body = encode_update(known.layout, report.update, chosen, digest_of(known.id))
+        body = encode_update(layout, report.update, chosen, digest_of(known.id))
         body = encode_report(report) + body
         path, token = f"/v1/rounds/{known.id}/updates", self.token_for(round)
         self.client.send(path, body, token=token, limit=_MAX_MESSAGE, content_type=OCTETS)

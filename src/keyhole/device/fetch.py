@@ -29,6 +29,7 @@ from keyhole.errors import (
 )
 from keyhole.primitives.keyspace import Keys, KeySpace
 from keyhole.primitives.layout import ClientKeys, Layout
+from keyhole.wire.evaluation import evaluates_of
 from keyhole.wire.http import OCTETS, HttpClient, Received
 from keyhole.wire.manifest import (
     Manifest,
@@ -388,6 +389,14 @@ class KnownRound:
         """Returns the keys of one table, checked."""
         table = self.manifest.tables[place]
         return KeySpace(table.name, table.num_keys).keys(keys)
+
+    def sent_as(self, keys: Mapping[str, Any] | ClientKeys) -> tuple[Layout, dict[str, Keys]]:
+        """Returns the layout of what devices send, and under which keys: the sub-model's, or none
+        where the round measures."""
+        evaluates = evaluates_of(self.manifest.settings)
+        if evaluates is not None:
+            return evaluates.layout, {}
+        return self.layout, self.keys_by_space(keys)
 
     def keys_by_space(self, keys: Mapping[str, Any] | ClientKeys) -> dict[str, Keys]:
         """Returns a device's keys by key space, checked; given by name, or as `Keys`."""

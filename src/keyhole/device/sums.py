@@ -156,13 +156,16 @@ class SumPolicy:
         )
 
 
-def _with_report(known: KnownRound, report: Report, unit: float) -> tuple[Layout, Tree]:
-    """The update, with what the sum of the round asks for of its report."""
+def _with_report(
+    known: KnownRound, report: Report, keys: DeviceKeys, unit: float
+) -> tuple[Layout, Tree]:
+    """What is sent and its layout: the update, with what the sum of the round asks for of its
+    report; or what a round that measures asks for."""
     from keyhole.rounds.carried import Carried
 
-    carried = Carried(*carried_in(known.manifest.settings), unit)
+    carried, (layout, _) = Carried(*carried_in(known.manifest.settings), unit), known.sent_as(keys)
     who = f"this device in round {known.manifest.number}"
-    return carried.layout(known.layout), carried.put(report.update, report, who)
+    return carried.layout(layout), carried.put(report.update, report, who)
 
 
 @dataclass(frozen=True)
@@ -213,9 +216,9 @@ class SumSend:
         _check_bound(known)
         facts = self.aggregation.facts(params)
         self.policy.check(facts)
-        layout, sent = _with_report(known, Report.of(update), facts.clip)
+        layout, sent = _with_report(known, Report.of(update), keys, facts.clip)
         client = client_of(self.aggregation, params, digest_of(known.id), layout)
-        made = client.shard(sent, known.keys_by_space(keys))
+        made = client.shard(sent, known.sent_as(keys)[1])
         lines = [
             _Line(party, to, known.id, token)
             for party, (to, token) in enumerate(

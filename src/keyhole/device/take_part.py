@@ -37,12 +37,20 @@ from keyhole.errors import (
 )
 from keyhole.keys.budget import DeviceClass
 from keyhole.keys.choice import KeyTable
+from keyhole.parts import running
 from keyhole.primitives.layout import KeysBySpace
 from keyhole.primitives.report import Report
-from keyhole.rounds.clients import ClientJob, Clients, check_keys_per_client, choose_keys
+from keyhole.rounds.clients import (
+    ClientJob,
+    Clients,
+    check_keys_per_client,
+    choose_keys,
+    count_examples,
+)
 from keyhole.rounds.spec import DeviceSpec
 from keyhole.server.client_states import MAX_STATE_BYTES, ClientStates
 from keyhole.wire.assignment import Wait
+from keyhole.wire.evaluation import Evaluates, evaluates_of
 from keyhole.wire.settings import DELIVERY_SETTING, SUM_SETTING, bound_of, facts_in, refuse_clear
 
 Fetch: TypeAlias = Callable[[Device, Assignment, DeviceKeys], Submodel]
@@ -71,6 +79,8 @@ class Participant:
             keys. The sub-model says which keys it was selected with: a private way may miss some.
         send: `(device, round, update, keys) -> bytes sent`: how the update travels, and so who
             learns it.
+        measure: `(round, what was fetched, what is asked) -> what is sent` in a round that measures
+            the model, see `Evaluates`; None measures nothing, and takes no part in such rounds.
         keep: `(round, state)`: keeps the packed state of a report, which never travels; called
             once the update was taken.
     """
@@ -80,6 +90,7 @@ class Participant:
     fetch: Fetch = Device.fetch
     send: Send = Device.send
     keep: Callable[[Assignment, bytes], None] = lambda _, __: None
+    measure: Callable[[KnownRound, Submodel, Evaluates], Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -195,16 +206,18 @@ def _take(device: Device, told: Assignment, participant: Participant, send: Send
         refuse_clear(known.manifest.settings)
     if SUM_SETTING in known.manifest.settings:
         device.refuse_unpinned()
+    if evaluates_of(known.manifest.settings) is not None and participant.measure is None:
+        raise TooLateError(
+            "this device measures nothing: got a round that measures the model; expected one that "
+            "trains it; check in for the next one"
+        )
     keys, is_private = participant.choose(known), participant.fetch is not Device.fetch
     fetched = with_frozen(device, told, participant.fetch(device, told, keys), is_private)
-    who = f"this device in round {told.number}"
-    report = Report.of(participant.train(known, fetched)).checked(who, MAX_STATE_BYTES)
-    ready = bound_of(known.manifest.settings).ready(report, fetched.keys, who)
+    made, state = _made(participant, known, fetched)
     _refuse_late(device, told)
-    ready = replace(ready, state=None)
-    sent = send(device, told, ready.update if ready.beside is None else ready, fetched.keys)
-    if report.state is not None:
-        participant.keep(told, report.state)
+    sent = send(device, told, made, fetched.keys)
+    if state is not None:
+        participant.keep(told, state)
     kept = sum(map(len, fetched.keys.values()))
     return Taken(
         round=told.round,
@@ -216,6 +229,20 @@ def _take(device: Device, told: Assignment, participant: Participant, send: Send
         reused=fetched.traffic.reused,
         wrong=fetched.wrong,
     )
+
+
+def _made(
+    participant: Participant, known: KnownRound, fetched: Submodel
+) -> tuple[Any, bytes | None]:
+    """What is sent in a round, and the state that is kept once it was taken."""
+    manifest = known.manifest
+    who, evaluates = f"this device in round {manifest.number}", evaluates_of(manifest.settings)
+    if evaluates is not None:
+        assert participant.measure is not None  # `_take` has looked
+        return participant.measure(known, fetched, evaluates), None
+    report = Report.of(participant.train(known, fetched)).checked(who, MAX_STATE_BYTES)
+    ready = bound_of(manifest.settings).ready(replace(report, state=None), fetched.keys, who)
+    return ready.update if ready.beside is None else ready, report.state
 
 
 def keep_taking_part(
@@ -412,7 +439,7 @@ class PopulationClient:
 
     def participant(self, fetch: Fetch = Device.fetch, send: Send = Device.send) -> Participant:
         """What it does in a round."""
-        return Participant(self.choose, self.train, fetch, send, self.keep)
+        return Participant(self.choose, self.train, fetch, send, self.keep, self.measure)
 
     def choose(self, known: KnownRound) -> KeysBySpace:
         """The keys that the client chooses in process, too."""
@@ -435,6 +462,18 @@ class PopulationClient:
         job = ClientJob.of(*path, self.client, fetched.keys, fetched.model, *held)
         report = job.brought(clients)
         return report.update if report.beside is None else report
+
+    def measure(self, known: KnownRound, fetched: Submodel, evaluates: Evaluates) -> Any:
+        """What the client sends of the metrics of its sub-model on its own examples."""
+        clients = self._clients(DeviceSettings.of(known))
+        own = (clients.held or clients.data)(self.client)
+        with running("localize"):
+            examples = clients.localize(own, fetched.keys)
+        count = count_examples(examples) or 0
+        if not count or clients.measure is None:
+            return evaluates.numbers({}, count)
+        with running("metrics"):
+            return evaluates.numbers(clients.measure(fetched.model, examples), count)
 
     def keep(self, told: Assignment, state: bytes) -> None:
         """Keeps what the client goes on with in its next round."""

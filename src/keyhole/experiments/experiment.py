@@ -77,11 +77,6 @@ Hold: TypeAlias = Callable[[ServerState], ServerState]
 """Takes over a server's state that was made in this process; returns the one to train."""
 
 
-def _no_metrics(_: ServerState) -> Mapping[str, float]:
-    """What is measured of a split that is at devices."""
-    return {}
-
-
 def hold_here(state: ServerState) -> ServerState:
     """Keeps the state in this process."""
     return state
@@ -223,6 +218,7 @@ class Experiment:
             users=KeyUsers.among(self.task.clients, self.task.data, self.task.count_keys)
             if "users" in self._facts
             else None,
+            measure=self.task.measure,
         )
 
     @cached_property
@@ -258,9 +254,8 @@ class Experiment:
             return UNCOUNTED
         if self.dataset.is_at_devices:
             raise InputError(
-                "devices hold the data of this run, and nobody knows them beforehand: got "
-                f"{self.spec.cohort.sampling} sampling; expected check-in; train with --sampling "
-                "check-in and --devices DIR"
+                f"nobody knows who holds the data: got {self.spec.cohort.sampling} sampling; "
+                "expected check-in, and --devices DIR, where they check in; pass both"
             )
         return self.task.clients
 
@@ -269,10 +264,9 @@ class Experiment:
         asked, clients = self.spec.cohort, self._population
         size = min(asked.size, clients)  # as large as the population allows
         over = min(asked.over_selection, clients / size)
-        drawn = asked.drawing() | {"size": size, "over_selection": over}
         stream, private = self.spec.asynchronous, self.spec.privacy
         return RunParts(
-            cohorts=Cohorts(clients, **drawn),
+            cohorts=Cohorts(clients, **asked.drawing() | {"size": size, "over_selection": over}),
             keys_per_client=self.keys_per_client,
             seed=self.spec.seed,
             trial=trial,
@@ -420,7 +414,8 @@ class Experiment:
         for record in run.records:
             on_round(record)
         try:
-            evaluation = Evaluation(self._metrics(self._curve_split), self.spec.evaluate_every)
+            measure = self._measured(self._curve_split, kind, run)
+            evaluation = Evaluation(measure, self.spec.evaluate_every)
             where = execute or self.engine or in_process
             made = run.rounds(self.spec.rounds, execute=where, evaluation=evaluation, stop=stop)
             for further, record in enumerate(made):
@@ -434,7 +429,8 @@ class Experiment:
                 write_seconds(directory, seconds)
         if run.next_round < self.spec.rounds:
             return None
-        found = Evaluation(self._metrics("test")).of(run.state)
+        last = run.records[-1].metrics if self.spec.cohort.evaluators else {}
+        found = last or Evaluation(self._measured("test", kind, run)).of(run.state)
         result = Result.of(run.records, found, seconds, notes, digest_of(asked))
         on_end(run)
         if directory is not None:
@@ -472,9 +468,17 @@ class Experiment:
             | {name: version(name) for name in LIBRARIES},
         }
 
+    def _measured(self, split: str, kind: Rounds | None, run: Run) -> Metrics:
+        """The metrics of a state, of devices where they measure it."""
+        if not self.spec.cohort.evaluators:
+            return self._metrics(split)
+        from keyhole.service.evaluating import evaluation_by
+
+        return evaluation_by(kind, run, self.task.measured, self.spec.cohort.evaluators)
+
     def _metrics(self, split: str) -> Metrics:
         """The task's metrics on a split, and your own."""
-        usual, ref = self.task.metrics.get(split, _no_metrics), self.spec.metrics
+        usual, ref = self.task.metrics_on(split), self.spec.metrics
         if ref is None:
             return usual
         own = Evaluation(self._own("metrics"))

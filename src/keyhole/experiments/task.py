@@ -49,6 +49,8 @@ class TaskParts:
             after the run.
         check: is given the parameters that a run starts from, and raises InputError for what is
             found amiss only by computing.
+        measured: names of the metrics that a device can measure on its own examples.
+        measure: `(sub-model, examples as localize returns them) -> {name: value}` of these.
     """
 
     model: Model | TrainsItself
@@ -61,6 +63,12 @@ class TaskParts:
     outputs: str | None = None
     predictions: Mapping[str, Predictions] = field(default_factory=dict, compare=False)
     check: Callable[[Tree], None] | None = field(default=None, compare=False)
+    measured: tuple[str, ...] = ()
+    measure: Callable[[Any, Any], Mapping[str, float]] | None = None
+
+    def metrics_on(self, split: str) -> Metrics:
+        """Returns the metrics on a split; none where its examples are at devices."""
+        return self.metrics.get(split, lambda _: {})
 
 
 @dataclass(frozen=True)

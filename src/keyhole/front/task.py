@@ -170,7 +170,20 @@ class Task:
             always={name: np.array([key], np.int64) for name, key in self.unknown.items()},
             predictions=predictions,
             check=partial(check_undeclared, self.model, self.spaces, dataset),
+            measured=tuple(self.metrics),
+            measure=self._measure_on(self._predict()),
         )
+
+    def _predict(self) -> Callable[[Any, Batch], Array]:
+        """What a model of any keys says of examples."""
+        if isinstance(self.model, TrainsItself):
+            return _in_batches(self.model)
+        return predictor(self.model, lambda outputs: outputs)
+
+    def _measure_on(
+        self, predict: Callable[[Any, Batch], Array]
+    ) -> Callable[[Any, Batch], Mapping[str, float]]:
+        return lambda params, examples: measure(self.metrics, predict(params, examples), examples)
 
     def count_keys(self, own: Batch) -> dict[str, KeyCounts]:
         """Returns what occurs in a client's data, for each key space."""
@@ -218,11 +231,7 @@ class Task:
     def _predictions(self, split: FederatedData) -> Predictions:
         """What the server's whole model says of a split, whose examples are drawn once."""
         drawn = cache(lambda: draw_pool(split, _EVALUATED, np.random.default_rng(0)))
-        predict = (
-            _in_batches(self.model)
-            if isinstance(self.model, TrainsItself)
-            else predictor(self.model, lambda outputs: outputs)
-        )
+        predict = self._predict()
         return lambda state: (predict(state.model(), drawn()), drawn())
 
     def _metrics_of(self, predictions: Predictions) -> Metrics:

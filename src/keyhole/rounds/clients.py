@@ -100,6 +100,9 @@ class Clients:
             their own data alone.
         frozen: leaves of the model that are not trained, and who has received them; a run has its
             own. None where there are none.
+        measure: `(sub-model, examples as localize returns them) -> {name: value}`, for rounds in
+            which clients measure the model; None measures nothing.
+        held: `client -> data` to measure on, which it does not train on; None for its data.
     """
 
     count: int
@@ -110,6 +113,8 @@ class Clients:
     states: ClientStates = field(default_factory=ClientStates, compare=False)
     max_state_bytes: int = MAX_STATE_BYTES
     users: KeyUsers | None = None
+    measure: Callable[[Tree, Any], Mapping[str, float]] | None = None
+    held: Callable[[int], Any] | None = None
     frozen: Receipts | None = field(default=None, compare=False)
 
     @property
@@ -314,7 +319,7 @@ class ClientJob:
             found = clients.train(slices, data, generator(*self.seed_path), **given)
         report = Report.of(found).checked(self._who, clients.max_state_bytes)
         is_counted = self.bound.max_weight is not None and report.weight is None
-        return replace(report, weight=_examples(data)) if is_counted else report
+        return replace(report, weight=_weight_of(data)) if is_counted else report
 
     def _localized(self, clients: Clients) -> Any:
         """The client's data, as its keys number them; an error of them names the client."""
@@ -346,11 +351,16 @@ class ClientJob:
         return ClientJob(client, path, keys, submodel, bound, state, frozen)
 
 
-def _examples(data: Any) -> float | None:
-    """How many examples a client's data hold, where they are named arrays or a list."""
+def _weight_of(data: Any) -> float | None:
+    count = count_examples(data)
+    return None if count is None else float(count)
+
+
+def count_examples(data: Any) -> int | None:
+    """Returns how many examples a client's data hold, where they are named arrays or a list."""
     held = list(data.values()) if isinstance(data, Mapping) else [data]
     counts = {len(column) for column in held if hasattr(column, "__len__")}
-    return float(counts.pop()) if len(counts) == 1 else None
+    return counts.pop() if len(counts) == 1 else None
 
 
 class Jobs(Sequence[ClientJob]):

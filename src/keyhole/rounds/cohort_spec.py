@@ -13,6 +13,7 @@ from keyhole.errors import InputError
 from keyhole.rounds.fields import Count, CountOrNone, Positive, Record, said
 from keyhole.sampling import Sampling
 
+_OF_CHECK_INS = "min_waiting", "rest", "min_memory_mb", "evaluators"
 Share = Annotated[float, Meta(ge=0, lt=1)]
 
 
@@ -75,18 +76,27 @@ class CohortSpec(Record, frozen=True, kw_only=True):
         ),
     ] = None
 
+    evaluators: Annotated[
+        CountOrNone,
+        said(
+            "With --sampling check-in: evaluate on the examples of this many devices that wait; 0 "
+            "evaluates on the trainer's data, where it has some.",
+            "--evaluators",
+        ),
+    ] = 0
+
     def drawing(self) -> dict[str, Any]:
         """Returns what decides how a cohort is drawn: the fields of `Cohorts` but for its
         population."""
-        told = self.values()
-        return {name: told[name] for name in told if name not in ("min_memory_mb", "seconds")}
+        told, others = self.values(), ("min_memory_mb", "seconds", "evaluators")
+        return {name: told[name] for name in told if name not in others}
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.sampling != "check-in" and (self.min_waiting or self.rest or self.min_memory_mb):
+        idle = [each for each in _OF_CHECK_INS if getattr(self, each)]
+        if self.sampling != "check-in" and idle:
             raise InputError(
-                "settings of devices that check in do nothing without them: got "
-                f"{self.sampling} sampling with min_waiting {self.min_waiting}, rest {self.rest}, "
-                f"min_memory_mb {self.min_memory_mb}; expected 0 of each; leave them out, or take "
+                f"settings of devices that check in do nothing without them: got {', '.join(idle)} "
+                f"with {self.sampling} sampling; expected 0 of each; leave them out, or take "
                 "check-in sampling"
             )

@@ -65,11 +65,13 @@ class Draws:
         taken = np.ones(population, bool) if below >> 64 else words < np.uint64(below)
         return tuple(np.flatnonzero(taken).tolist())
 
-    def among(self, waiting: Collection[str], count: int, t: int) -> list[str]:
+    def among(
+        self, waiting: Collection[str], count: int, t: int, purpose: bytes = b"check-in"
+    ) -> list[str]:
         """Returns `count` of the devices that wait, each as likely as any other; who waits, this
         does not decide."""
         names = sorted(waiting)
-        order = self._prg(b"check-in", t).permutation(len(names))
+        order = self._prg(purpose, t).permutation(len(names))
         return [names[place] for place in order[:count].tolist()]
 
     def nonce(self, t: int) -> str:

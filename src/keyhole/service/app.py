@@ -57,6 +57,7 @@ from keyhole.wire.assignment import (
     RoundSource,
     SliceTable,
 )
+from keyhole.wire.evaluation import sent_layout
 from keyhole.wire.manifest import Manifest, digest_of, number_of
 from keyhole.wire.settings import bound_of, refuse_clear
 from keyhole.wire.signing import SIGNATURE
@@ -396,7 +397,7 @@ class UpdateRoutes:
         if round_id not in self._layouts:
             if len(self._layouts) >= _MAX_LAYOUTS:
                 self._layouts.clear()
-            self._layouts[round_id] = manifest.layout
+            self._layouts[round_id] = sent_layout(manifest.settings, manifest.layout)
         layout = self._layouts[round_id]
         if layout is None:
             raise self._takes_none()

@@ -21,6 +21,7 @@ from keyhole.rounds.round import result_of
 from keyhole.rounds.spec import RunParts
 from keyhole.sampling import Outcome
 from keyhole.server.row_sums import BLOCK, BlockSum, pair_up, sum_block
+from keyhole.server.state import ServerState
 from keyhole.service.spool import UpdateSpool
 from keyhole.wire.assignment import NameOf, device_name
 from keyhole.wire.manifest import digest_of
@@ -45,6 +46,25 @@ class Waiting:
     name: str = ""  # of the round, as it is published
     seconds: float = inf  # until it closes with the updates that are here
     is_drawn: bool = True
+
+
+@dataclass(frozen=True)
+class Asks:
+    """What devices of a round are asked for.
+
+    Args:
+        layout: of what they send.
+        parts: how it is added up.
+        settings: that they are told, but for the params of the sum.
+        purpose: what tells the sum from that of the training round of this number; empty for that.
+        frozen: leaves of the model that are not trained, which are published beside it.
+    """
+
+    layout: Layout
+    parts: RunParts
+    settings: Mapping[str, object]
+    purpose: bytes = b""
+    frozen: ServerState | None = None
 
 
 @dataclass(frozen=True)
@@ -134,11 +154,13 @@ class Inbox(Protocol):
         layout: Layout,
         parts: RunParts,
         name: NameOf = device_name,
+        purpose: bytes = b"",
     ) -> Mapping[str, object]:
         """Gets ready for round t; returns what devices must know, for the settings of its manifest.
 
         Args:
             name: what each of its clients is called at the service.
+            purpose: tells this sum from others of round t; empty for its updates.
 
         Raises:
             InputError: the run cannot be carried out this way.
@@ -190,6 +212,7 @@ class SpoolInbox:
         layout: Layout,
         parts: RunParts,
         name: NameOf = device_name,
+        purpose: bytes = b"",
     ) -> Mapping[str, object]:
         """Devices need to know nothing more."""
         about = about_of(parts.aggregate)

@@ -3,6 +3,7 @@
     waiting/<device>  of the rounds directory: a device that was told to come again. The time of the
                       file is until when it counts as waiting, its content what the device has said
     cohorts.jsonl     of the run: a line for each round, with the names of its devices
+    evaluations.jsonl of the run: the same of rounds that measure the model
 
 The service writes the first and the trainer reads it; the folder is there as long as a trainer
 draws from it. The second is on the disk before a round is published, so a trainer that is killed
@@ -35,7 +36,7 @@ from keyhole.sampling import Cohorts
 from keyhole.service.access import DEVICE_NAME
 from keyhole.wire.assignment import CheckIn
 
-_FOLDER, _LOG = "waiting", "cohorts.jsonl"
+_FOLDER, _LOG, _EVALUATORS = "waiting", "cohorts.jsonl", "evaluations.jsonl"
 _GRACE = 2.0  # times what a device was told to wait, after which it no longer counts as waiting
 _MAX_AHEAD = 3 * 86_400.0  # seconds; who waits for longer was noted by a clock that was wrong
 _IDLE = 20  # times as long as a look took, between two looks
@@ -138,10 +139,11 @@ class CohortLog:
 
     Args:
         directory: of the run; None keeps it in memory.
+        name: of the file.
     """
 
-    def __init__(self, directory: Path | None) -> None:
-        self._path = None if directory is None else directory / _LOG
+    def __init__(self, directory: Path | None, name: str = _LOG) -> None:
+        self._path = None if directory is None else directory / name
         self._numbers: dict[str, int] = {}
         self._last: dict[str, int] = {}  # the newest round that each was drawn for
         self._newest: dict[int, list[str]] = {}
@@ -221,10 +223,11 @@ class Lobby:
     min_examples: int = 1
     stop: threading.Event = field(default_factory=threading.Event)
     _log: CohortLog = field(default_factory=lambda: CohortLog(None), repr=False)
+    _evaluators: CohortLog = field(default_factory=lambda: CohortLog(None), repr=False)
 
     def open(self, directory: Path | None) -> None:
         """Takes up a run, whose directory keeps its cohorts; services note who waits from now."""
-        self._log = CohortLog(directory)
+        self._log, self._evaluators = CohortLog(directory), CohortLog(directory, _EVALUATORS)
         self.room.open()
 
     def cohort(
@@ -236,15 +239,33 @@ class Lobby:
         Args:
             tell: called at every look with how many wait that could be drawn.
         """
-        known = self._log.of(t)
+        return self._drawn(self._log, t, cohorts, draws, tell)
+
+    def evaluators(
+        self, t: int, cohorts: Cohorts, draws: Draws, tell: Callable[[int], None]
+    ) -> Mapping[int, str]:
+        """Returns the devices that measure the model after round t, as `cohort` does; who trained
+        in a round may measure after it. Their numbers are those of this round alone."""
+        return self._drawn(self._evaluators, t, cohorts, draws, tell)
+
+    def _drawn(
+        self,
+        log: CohortLog,
+        t: int,
+        cohorts: Cohorts,
+        draws: Draws,
+        tell: Callable[[int], None],
+    ) -> Mapping[int, str]:
+        known, purpose = log.of(t), b"check-in" if log is self._log else b"evaluation"
         if known is not None:
             return known
         while True:
             began = time.monotonic()
-            here = [name for name in self.room.waiting() if self._may_come(name, t, cohorts.rest)]
+            rest = cohorts.rest if log is self._log else -1
+            here = [name for name in self.room.waiting() if self._may_come(name, t, rest)]
             tell(len(here))
             if len(here) >= cohorts.needed:
-                drawn = self._log.add(t, draws.among(here, cohorts.asked, t))
+                drawn = log.add(t, draws.among(here, cohorts.asked, t, purpose))
                 self.room.forget(list(drawn.values()))
                 return drawn
             if self.stop.wait(max(_LOOK_EVERY, _IDLE * (time.monotonic() - began))):

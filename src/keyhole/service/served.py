@@ -58,7 +58,9 @@ from keyhole.server.row_sums import RowUpdate
 from keyhole.server.state import ServerState
 from keyhole.service.at_work import AtWork, End, StreamRound, Version
 from keyhole.service.inbox import (
+    Asks,
     CheckIns,
+    Gathered,
     Inbox,
     SpoolInbox,
     Summons,
@@ -332,6 +334,10 @@ class Served:
             self.lobby.open(directory)
         return self._drawing(parts, b"")
 
+    def drawing(self, parts: RunParts) -> RunParts:
+        """Returns the parts with the secret of the run."""
+        return self._drawing(parts, self._kept())
+
     def _drawing(self, parts: RunParts, secret: bytes) -> RunParts:
         return replace(parts, draws=Draws("named" if self.named else "secret", secret))
 
@@ -346,39 +352,20 @@ class Served:
         self, t: int, state: ServerState, clients: Clients, parts: RunParts, execute: Executor
     ) -> tuple[tuple[RowUpdate, ...] | None, RoundRecord]:
         """Publishes round t, waits for its devices, and adds up what they sent."""
-        parts = self._drawing(parts, self._kept())
+        parts = self.drawing(parts)
         if parts.buffering is not None:
             return self._stream(t, parts.buffering).next(t, state, clients, parts)
         parts = self._norms.told(parts)
         check_budget(t, state, parts)
         names = self._cohort(t, parts)
-        asked = tuple(names)
-        told = self.inbox.open(t, asked, state.layout, parts, names.__getitem__)
-        published = self.publisher.publish_state(
-            state,
-            frozen=clients.frozen_state,
-            number=t,
-            coding=self.coding,
-            cohort=list(names.values()),
-            may_go_back=self.goes_on,
-            settings={**self.settings(t, parts, clients.users), **told},
-            before=self.inbox.begin,  # a round that the aggregators refuse is never published
-        )
-        self.goes_on = False
-        terms = terms_of(parts.cohorts, asked, self.seconds)
-        self.summons.call(published.id, t, asked, self.seconds)
-        machine = RoundMachine(terms, asked, self.clock())  # time to gather devices does not count
-        try:
-            self._watch(t, machine, published.id, names)
-        finally:
-            self.summons.over()
-        self.publisher.close_round()
-        gathered = self.inbox.add_up(published.id, machine.outcomes, self.coding)
+        told = self.settings(t, parts, clients.users)
+        asks = Asks(state.layout, parts, told, frozen=clients.frozen_state)
+        gathered, machine = self.carry_out(t, state, names, asks)
         assert machine.closed is not None
         incidents = [*self.summons.incidents(), *gathered.incidents]
         cost = replace(gathered.cost, leaks=self.fetched.about.leaks)
-        is_hidden = self.fetched.about.is_private or not about_of(parts.aggregate).is_in_clear
         each = gathered.results
+        is_hidden = self.fetched.about.is_private or not about_of(parts.aggregate).is_in_clear
         if is_hidden:
             each = with_maxima(each, self.fetched, self.coding, state.layout, parts)
         each = with_frozen(clients, each, self.fetched.about, is_hidden=is_hidden)
@@ -388,6 +375,34 @@ class Served:
         record = record_round(t, state, parts, results, gathered.summed)
         self._norms.follow(parts, state.layout, gathered.summed.rows)
         return gathered.summed.rows, record
+
+    def carry_out(
+        self, t: int, state: ServerState, names: Mapping[int, str], asks: Asks
+    ) -> tuple[Gathered, RoundMachine]:
+        """Publishes a round for devices, number -> name, waits for them, and adds up what they
+        sent."""
+        asked, inbox = tuple(names), self.inbox
+        told = inbox.open(t, asked, asks.layout, asks.parts, names.__getitem__, asks.purpose)
+        published = self.publisher.publish_state(
+            state,
+            frozen=asks.frozen,
+            number=t,
+            coding=self.coding,
+            cohort=list(names.values()),
+            may_go_back=self.goes_on or bool(asks.purpose),
+            settings={**asks.settings, **told},
+            before=inbox.begin,  # a round that the aggregators refuse is never published
+        )
+        self.goes_on = False
+        terms = terms_of(asks.parts.cohorts, asked, self.seconds)
+        self.summons.call(published.id, t, asked, self.seconds)
+        machine = RoundMachine(terms, asked, self.clock())  # time to gather devices does not count
+        try:
+            self._watch(t, machine, published.id, names)
+        finally:
+            self.summons.over()
+        self.publisher.close_round()
+        return inbox.add_up(published.id, machine.outcomes, self.coding), machine
 
     def dump(self) -> bytes:
         """Returns what is under way between rounds: of asynchronous ones, who is at work; of

@@ -260,6 +260,7 @@ class SumServices:
         layout: Layout,
         parts: RunParts,
         name: NameOf = device_name,
+        purpose: bytes = b"",
     ) -> Mapping[str, object]:
         """Makes the params of round t's sum, which devices are told."""
         ready, norm = _ready(layout, parts)
@@ -279,7 +280,7 @@ class SumServices:
         of_sum = SumRound(
             carried.layout(layout),
             parts.keys_per_client,
-            sha256(b"keyhole-sum" + self._salt + place).digest()[:16],
+            sha256(b"keyhole-sum" + self._salt + place + purpose).digest()[:16],
             len(asked),
             with_counts=parts.over == "choosers",
             min_clients=max(minimum, cohorts.min_updates),

@@ -1,0 +1,30 @@
+"""examples/clinic: eight processes with their own files; one dies, one stops, one comes late."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.helpers import ROOT
+from tests.shell import without_test_settings
+
+
+@pytest.mark.slow
+def test_clinics_that_nobody_named_train_in_private_and_measure_the_model(tmp_path):
+    done = subprocess.run(
+        [sys.executable, ROOT / "examples" / "clinic" / "run.py", tmp_path],
+        capture_output=True,
+        text=True,
+        timeout=580,
+        check=False,
+        env=without_test_settings(tmp_path / "cache"),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    rounds = re.findall(r"^round (\d): (\d) clinics", done.stdout, re.M)
+    assert [int(number) for number, _ in rounds] == [0, 1, 2, 3]
+    assert all(int(count) >= 4 for _, count in rounds)
+    assert "learned of codes: {'first server': 'who takes part', 'second server'" in done.stdout
+    measured = [float(value) for value in re.findall(r"accuracy (0\.\d+)$", done.stdout, re.M)]
+    assert len(measured) == 2
+    assert all(0 < value < 1 for value in measured)
