@@ -230,6 +230,34 @@ def test_a_round_without_a_trainer_has_no_goal_but_its_cohort(tmp_path):
     assert status.told == "round 0: 0 updates"
 
 
+def test_what_took_long_to_count_is_counted_again_later(tmp_path, monkeypatch):
+    with small_service(tmp_path) as service:
+        published = service.publish(cohort=["ann", "ben"]).published
+        clock, looks = [0.0], []
+
+        def slow(folder):
+            looks.append(folder)
+            clock[0] += 0.5
+            return dict.fromkeys(["ann"][: len(looks) - 1], 7)
+
+        monkeypatch.setattr("keyhole.service.status.time.monotonic", lambda: clock[0])
+        monkeypatch.setattr("keyhole.service.status.sizes_in", slow)
+        files, counts = RoundFiles(tmp_path), []
+        for seconds in (0.0, 9.0, 2.0):
+            clock[0] += seconds
+            counts.append(files.status(1000.0).updates)
+        service.publisher.close_round()
+        assert files.status(1000.0).phase == "closed"
+    assert (counts, len(looks)) == ([0, 0, 1], 3)
+    assert looks[0].name == published.id
+
+
+def test_a_trainer_goes_on_where_its_progress_cannot_be_written(tmp_path):
+    tell = TrainerTelling(tmp_path / "gone", tmp_path / "trial-0")
+    tell(waiting(1, 9))
+    assert not (tmp_path / "gone").exists()
+
+
 def test_progress_that_is_no_progress_is_refused(tmp_path):
     (tmp_path / PROGRESS).write_text("{}")
     with pytest.raises(StorageError, match=r"progress\.json cannot be read"):

@@ -313,11 +313,11 @@ def _published_app(
     from keyhole.service.lobby import WaitingRoom
     from keyhole.service.reading import RoundsDirectory
     from keyhole.service.spool import UpdateSpool
-    from keyhole.service.status import UPDATES
+    from keyhole.service.status import UPDATES, RoundFiles
     from keyhole.service.telling import gauges_of
     from keyhole.wire.assignment import Pace, admit
 
-    metrics.show(partial(gauges_of, directory))
+    metrics.show(partial(gauges_of, RoundFiles(directory)))
     rng, rounds = random.SystemRandom(), RoundsDirectory(directory)
     pace = Pace(options["spread"], options["again"])
     return App(

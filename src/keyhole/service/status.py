@@ -8,7 +8,8 @@ the trainer.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated
@@ -31,6 +32,8 @@ from keyhole.wire.assignment import Phase
 UPDATES = "updates"
 """The folder of a rounds directory in which devices' updates are put."""
 PROGRESS = "progress.json"
+
+_IDLE = 20  # times as long as counting took, between two counts
 
 _Count = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -140,10 +143,24 @@ def _of(updates: int, goal: int | None) -> str:
 
 
 @dataclass(frozen=True)
+class _Counted:
+    """Counts of files, and until when they are good enough."""
+
+    of: tuple[str, Phase]
+    updates: int
+    bytes: int
+    refused: int
+    waiting: int | None
+    due: float
+
+
+@dataclass
 class RoundFiles:
-    """The rounds directory of a service, looked at from outside."""
+    """The rounds directory of a service, looked at from outside. Counting a million files takes
+    seconds, so what was counted is kept for 20 times as long as that took."""
 
     directory: Path
+    _counted: _Counted | None = field(default=None, init=False, repr=False)
 
     def status(self, now: float) -> RoundStatus | None:
         """Returns how the current round stands at `now`, in unix seconds; None before the first.
@@ -158,8 +175,7 @@ class RoundFiles:
         told = read_progress(self.directory)
         if told is not None and told.round != current.round:
             told = None
-        folder = self.directory / UPDATES / current.round
-        sizes = sizes_in(folder)
+        found = self._count(current.round, current.phase, now)
         cohort = _cohort_size(path)
         opened = _made_at(path, now) if told is None else told.opened
         goal = cohort if told is None else told.goal
@@ -171,11 +187,11 @@ class RoundFiles:
             current.phase,
             cohort,
             goal,
-            max(len(sizes), 0 if told is None else told.updates),
-            len(refused_in(folder)),
-            sum(sizes.values()) if sizes or told is None or not told.updates else None,
+            max(found.updates, 0 if told is None else told.updates),
+            found.refused,
+            found.bytes if found.updates or told is None or not told.updates else None,
             max(0.0, now - opened),
-            waiting=count_waiting(self.directory, now),
+            waiting=found.waiting,
             seconds_left=None if closes is None else max(0.0, closes - now),
             trainer_away=None if told is None else max(0.0, now - told.seen),
             run="" if told is None else told.run,
@@ -183,6 +199,18 @@ class RoundFiles:
             empty=0 if told is None else told.empty,
             last_empty=None if told is None else told.last_empty,
         )
+
+    def _count(self, round_id: str, phase: Phase, now: float) -> _Counted:
+        began, known = time.monotonic(), self._counted
+        if known is not None and known.of == (round_id, phase) and began < known.due:
+            return known
+        folder = self.directory / UPDATES / round_id
+        sizes, refused = sizes_in(folder), len(refused_in(folder))
+        waiting, done = count_waiting(self.directory, now), time.monotonic()
+        due = done + _IDLE * (done - began)
+        known = _Counted((round_id, phase), len(sizes), sum(sizes.values()), refused, waiting, due)
+        self._counted = known
+        return known
 
     def missing(self) -> list[str]:
         """Returns the devices of the cohort whose update is not here, by name; none where all may

@@ -33,7 +33,6 @@ from keyhole.logs import Fact, tell
 from keyhole.rounds.machine import Why
 from keyhole.rounds.record import RoundRecord
 from keyhole.service.inbox import Waiting
-from keyhole.service.lobby import count_waiting
 from keyhole.service.status import (
     RoundFiles,
     RoundStatus,
@@ -109,10 +108,10 @@ def status_from(page: str) -> RoundStatus | None:
     )
 
 
-def gauges_of(directory: Path, now: Callable[[], float] = time.time) -> Iterator[Metric]:
+def gauges_of(files: RoundFiles, now: Callable[[], float] = time.time) -> Iterator[Metric]:
     """Returns how the current round of a rounds directory stands, as gauges."""
     with suppress(KeyholeError, OSError):  # it is being replaced: the next look finds it
-        yield from round_gauges(RoundFiles(directory).status(now()))
+        yield from round_gauges(files.status(now()))
 
 
 def tell_end(record: RoundRecord) -> None:
@@ -147,6 +146,9 @@ class TrainerTelling:
     _incidents: int = field(default=0, repr=False)
     _gathered: tuple[int, int] = field(default=(-1, -1), repr=False)  # round, devices that wait
 
+    def __post_init__(self) -> None:
+        self._files = RoundFiles(self.rounds)
+
     def __call__(self, waiting: Waiting) -> None:
         """Takes note of what a round waits for."""
         now, before = self.now(), self._told
@@ -170,7 +172,7 @@ class TrainerTelling:
         is_changed = before is None or is_new or before.updates != told.updates
         if before is None or is_changed or now - before.seen >= _ALIVE_EVERY:
             self._told = told
-            write_progress(self.rounds, told)
+            self._write(told)
         if is_new:
             self._say_opened(waiting)
         elif not self.is_quiet:
@@ -180,13 +182,24 @@ class TrainerTelling:
         """Takes note of devices that wait for the next round, before it is drawn."""
         if self._told is not None and now - self._told.seen >= _LOOK_EVERY:
             self._told = msgspec.structs.replace(self._told, seen=now)
-            write_progress(self.rounds, self._told)
+            self._write(self._told)
         if self.is_quiet or self._gathered == (waiting.round, waiting.here):
             return
         self._gathered = (waiting.round, waiting.here)
         text = gathers(waiting.round, waiting.here, waiting.goal)
         facts: dict[str, Fact] = {"round": waiting.round, "waiting": waiting.here}
         tell("trainer", "gathering", text, goal=waiting.goal, **facts)
+
+    def _waiting(self, now: float) -> int | None:
+        """How many devices wait to be drawn; None where none do, or nobody knows."""
+        with suppress(KeyholeError, OSError):
+            status = self._files.status(now)
+            return None if status is None else status.waiting
+        return None
+
+    def _write(self, told: TrainerProgress) -> None:
+        with suppress(KeyholeError):  # a full disk is told of by those who need it
+            write_progress(self.rounds, told)
 
     def closed(self, record: RoundRecord) -> None:
         """Says how a round ended, and what went wrong in it."""
@@ -206,7 +219,7 @@ class TrainerTelling:
 
     def collect(self) -> Iterator[Metric]:
         """What the registry asks for."""
-        yield from gauges_of(self.rounds, self.now)
+        yield from gauges_of(self._files, self.now)
         closed = CounterMetricFamily(
             "keyhole_rounds_closed", "Rounds that this trainer has closed.", labels=["why"]
         )
@@ -236,7 +249,7 @@ class TrainerTelling:
         if now - at < (_AGAIN if here == waiting.here else _LOOK_EVERY):
             return
         self._said = now, waiting.here
-        ready, missing = count_waiting(self.rounds, now), len(waiting.missing)
+        ready, missing = self._waiting(now), len(waiting.missing)
         text = waits(waiting.round, waiting.here, waiting.goal, missing, ready)
         facts: dict[str, Fact] = {"round": waiting.round, "updates": waiting.here}
         facts |= {"goal": waiting.goal, "missing": missing, "waiting": ready}
@@ -263,6 +276,9 @@ class ServiceTelling:
     _counts: Mapping[str, float] = field(default_factory=dict, repr=False)
     _counted: float = field(default=inf, repr=False)
 
+    def __post_init__(self) -> None:
+        self._files = None if self.rounds is None else RoundFiles(self.rounds)
+
     def __call__(self, totals: Callable[[], Mapping[str, float]]) -> None:
         """Looks at the rounds and the counts of all workers, if it is time to."""
         now = self.now()
@@ -270,9 +286,9 @@ class ServiceTelling:
             return
         self._looked = now
         counts = totals()
-        if self.rounds is not None:
+        if self._files is not None:
             with suppress(KeyholeError, OSError):  # a round that is being replaced: look again
-                self._look(RoundFiles(self.rounds).status(now), int(counts["checked_in"]), now)
+                self._look(self._files.status(now), int(counts["checked_in"]), now)
         if self._counted == inf:  # the first look
             self._counted, self._counts = now, counts
         if now - self._counted >= _AGAIN:

@@ -7,6 +7,7 @@ from keyhole.errors import ServiceError
 from keyhole.experiments.watch.address import ServiceWatch
 from keyhole.experiments.watch.app import WatchApp
 from keyhole.service.routes import MetricsApp
+from keyhole.service.status import RoundFiles
 from keyhole.service.telling import gauges_of
 from keyhole.service.transport import serving
 from tests.experiments.watch.watched import make_folder, watching
@@ -70,7 +71,7 @@ def test_a_service_is_watched_by_its_metrics_or_by_its_own_address(tmp_path):
     with small_service(tmp_path) as service:
         service.publish(cohort=["device-1", "device-2"])
         metrics = service.app.metrics
-        metrics.show(lambda: gauges_of(tmp_path, lambda: 1e10))
+        metrics.show(lambda: gauges_of(RoundFiles(tmp_path), lambda: 1e10))
         with serving(MetricsApp(metrics, service.app.limits), prepare=lambda: None) as page:
             by_metrics = ServiceWatch(f"{page}/metrics")
             found = by_metrics.status()

@@ -72,6 +72,7 @@ class RunFolder:
     now: Callable[[], float] = time.time
     patience: float = math.inf
     _records: dict[Path, _Records] = field(default_factory=dict, repr=False)
+    _files: dict[Path, RoundFiles] = field(default_factory=dict, repr=False)
     _trials: dict[Path, _Known] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -145,10 +146,11 @@ class RunFolder:
         return path.name if path == self.root else self._name(path)
 
     def _rounds(self, path: Path) -> Told | None:
-        status = RoundFiles(path).status(self.now())
+        files = self._files.setdefault(path, RoundFiles(path))
+        status = files.status(self.now())
         if status is None:
             return None
-        named = {"missing": RoundFiles(path).missing()} if self.names else {}
+        named = {"missing": files.missing()} if self.names else {}
         facts: Told = msgspec.to_builtins(status)
         return {"name": self._label(path), "told": status.told, **named, **facts}
 
