@@ -223,6 +223,8 @@ class Part:
         return {field.path: np.asarray(row[field.path], field.dtype) for field in self.fields}
 
 
+_MAX_SIZES = 1024  # sizes of clients that a layout remembers
+
 KeysBySpace: TypeAlias = Mapping[str, Keys]
 """One client's keys by the name of their key space: the form that rounds pass on."""
 
@@ -303,11 +305,11 @@ class Layout:
 
     def client_size(self, **keys_per_client: int) -> int:
         """Returns how many numbers a client holds that selects this many keys of each key space."""
-        return sum(n * p.slice_size for n, p in self._slices(keys_per_client))
+        return self._sizes_of(keys_per_client)[0]
 
     def client_bytes(self, **keys_per_client: int) -> int:
         """Returns how many bytes those numbers take."""
-        return sum(n * p.record.itemsize for n, p in self._slices(keys_per_client))
+        return self._sizes_of(keys_per_client)[1]
 
     def select(self, server_value: Tree, keys: ClientKeys) -> Tree:
         """Returns the sub-model of one client: the server's tree with shorter axes.
@@ -396,6 +398,23 @@ class Layout:
                 f"{expected.get(wrong[0], 'no such parameter')}; pass the tree that the layout was "
                 "made for, or the sub-model it selected"
             )
+
+    @cached_property
+    def _known_sizes(self) -> dict[tuple[tuple[str, int], ...], tuple[int, int]]:
+        """Numbers and bytes of clients by their numbers of keys: most of a cohort have the same."""
+        return {}
+
+    def _sizes_of(self, keys_per_client: Mapping[str, int]) -> tuple[int, int]:
+        """How many numbers a client holds, and how many bytes they take."""
+        counts = tuple(keys_per_client.items())
+        found = self._known_sizes.get(counts)
+        if found is None:
+            slices = list(self._slices(keys_per_client))
+            numbers = sum(n * part.slice_size for n, part in slices)
+            found = numbers, sum(n * part.record.itemsize for n, part in slices)
+            if len(self._known_sizes) < _MAX_SIZES:
+                self._known_sizes[counts] = found
+        return found
 
     def _slices(self, keys_per_client: Mapping[str, int]) -> Iterable[tuple[int, Part]]:
         """How many slices of each part a client receives."""
