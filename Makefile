@@ -29,10 +29,10 @@ test: full ## Run the fast tests, on two cores
 	@$(BIN)/python -m pytest -n 2
 
 test-all: full ## Run all tests, the slow ones too, on two cores
-	@for program in nginx redis-server varnishd; do \
+	@for program in nginx redis-server varnishd chromium chromedriver; do \
 		PATH="$$PATH:/usr/sbin" command -v $$program >/dev/null || missing="$$missing $$program"; done; \
 		test -z "$$missing" || echo "tests and benchmarks that need$$missing are skipped: \
-	apt install nginx redis-server varnish"
+	apt install nginx redis-server varnish chromium chromium-driver"
 	@$(BIN)/python -m pytest -n 2 -m ""
 
 check: full ## Lint, check the format, the types, for unsafe calls and the links of the docs
