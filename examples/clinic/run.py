@@ -89,11 +89,9 @@ class Place:
 
 def start_servers(place):
     """Two slice servers and two aggregators; returns their addresses, aggregators with keys."""
-    for key in ("first", "second", "peer", "trainer-0", "trainer-1"):
+    for key in ("first", "second", "peer", "trainer-0", "trainer-1", "sums-0", "sums-1"):
         place.run("token", "new-key", f"{key}.key")
     place.run("token", "signing-key", "sign.key", "sign.pub")
-    for party in (0, 1):
-        place.run("token", "aggregator-key", "first.key", party, f"sums-{party}.key")
     (place.folder / "rounds").mkdir()
     for server, key in enumerate(("first", "second")):
         way = ("--token-key", f"{key}.key", "--pir", server, "--again", 1)
@@ -124,13 +122,15 @@ def start_clinic(place, name, slices, sums):
     from clinic_task import write_visits
 
     write_visits(place.folder / f"{name}.npz", seed=1 + CLINICS.index(name))
+    tokens = [place.token(f"sums-{party}", name, "--audience", "aggregator") for party in (0, 1)]
     pinned = ",".join(f"{url}#sums-{party}/seal.pub" for party, url in enumerate(sums))
     return place.start(
         name,
         *("device", slices[0], "--token-file", place.token("first", name)),
         *("--second", slices[1], "--second-token-file", place.token("second", name)),
         *("--task", "clinic_task:TASK", "--data", f"{name}.npz", "--hold-out", 0.2),
-        *("--aggregators", pinned, "--trainer-key", "sign.pub", "--min-clients", 3),
+        *("--aggregators", pinned, "--aggregator-tokens", ",".join(tokens)),
+        *("--trainer-key", "sign.pub", "--min-clients", 3),
         *("--ledger", f"{name}.ledger"),
     )
 

@@ -164,7 +164,7 @@ def test_a_service_that_fails_is_told_before_it_is_asked_again(tmp_path):
 )
 def test_whoever_else_is_asked_has_a_name_in_what_is_told(way, names):
     keys = ("second", "relay", "second_token_file", "relay_token_file", "gateway_config")
-    keys += ("anonymous",)
+    keys += ("anonymous", "max_bytes")
     connected = []
 
     def connect(name, url, token_file):
@@ -178,7 +178,7 @@ def test_whoever_else_is_asked_has_a_name_in_what_is_told(way, names):
 def ways_of(**options):
     """The deliveries that a device with these options allows, and the one of rounds without any."""
     names = "second", "relay", "second_token_file", "relay_token_file", "gateway_config"
-    blank = dict.fromkeys((*names, "anonymous", "delivery"))
+    blank = dict.fromkeys((*names, "anonymous", "delivery", "max_bytes"))
     found = fetch_of({**blank, **options}, lambda name, url, token_file: Device(url))
     return set(found.by_name), found.usual
 

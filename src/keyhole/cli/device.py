@@ -61,7 +61,8 @@ def fetch_of(
     `connect` makes a device of another service, from what that is, its URL, and the file of the
     token; and closes it in the end.
     """
-    from keyhole.device.take_part import AllowedFetch, fetch_by
+    from keyhole.device.allowed import Allowed, AllowedFetch
+    from keyhole.device.take_part import fetch_by
 
     allowed = _allowed(options)
     for delivery in allowed:
@@ -77,10 +78,11 @@ def fetch_of(
     )
     return AllowedFetch(
         {
-            delivery.about.name: fetch_by(delivery, others, pinned, options["anonymous"])
-            for delivery in allowed
+            way.about.name: Allowed(way, fetch_by(way, others, pinned, options["anonymous"]))
+            for way in allowed
         },
         delivery_named(usual).about.name,
+        options["max_bytes"] or inf,
     )
 
 
@@ -142,7 +144,7 @@ def _pinned(path: Path | None) -> bytes | None:
         "Check-in": "memory_mb tell_examples",
         "Slice service": "token_file ca cert key trainer_key trust_service insecure",
         "Delivery": "delivery second second_token_file anonymous relay relay_token_file "
-        "gateway_config cache max_mb",
+        "gateway_config cache max_mb max_bytes",
         "Aggregation": "aggregators aggregator_tokens aggregation min_clients min_noise "
         "min_clients_per_key",
         "Privacy": "ledger max_epsilon",
@@ -183,6 +185,12 @@ def _pinned(path: Path | None) -> bytes | None:
     type=click.IntRange(1),
     default=256,
     help="Refuse a slice or a segment of more megabytes.",
+)
+@option(
+    "--max-bytes",
+    type=click.IntRange(1),
+    help="Take no part in a round that could take more bytes, received and sent.",
+    show_default="no bound",
 )
 @option(
     "--rounds",

@@ -200,6 +200,7 @@ def send_of(options: Mapping[str, Any], connect: Callable[[str, str, Path | None
         options["min_clients"] or 2,
         min_noise=options["min_noise"] or 0.0,
         min_per_key=options["min_clients_per_key"] or 0,
+        max_upload=options["max_bytes"] or SumPolicy.max_upload,
     )
     ledger = Ledger(options["ledger"] or default_ledger(), Budget(options["max_epsilon"] or inf))
     keys, name = (first_key, second_key), device_name(options["client"])

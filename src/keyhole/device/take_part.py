@@ -33,7 +33,6 @@ from keyhole.errors import (
     StaleError,
     TooLateError,
     UntimelyError,
-    ViolationError,
 )
 from keyhole.keys.budget import DeviceClass
 from keyhole.keys.choice import KeyTable
@@ -51,7 +50,7 @@ from keyhole.rounds.spec import DeviceSpec
 from keyhole.server.client_states import MAX_STATE_BYTES, ClientStates
 from keyhole.wire.assignment import Wait
 from keyhole.wire.evaluation import Evaluates, evaluates_of
-from keyhole.wire.settings import DELIVERY_SETTING, SUM_SETTING, bound_of, facts_in, refuse_clear
+from keyhole.wire.settings import SUM_SETTING, bound_of, facts_in, refuse_clear
 
 Fetch: TypeAlias = Callable[[Device, Assignment, DeviceKeys], Submodel]
 """How a device gets its sub-model: `Device.fetch`, `fetch_at_home`, `QueryFetch` and the like."""
@@ -147,32 +146,6 @@ def fetch_by(
         (relay,) = parties
         return RelayedFetch(relay.client, pinned, relay.token_for(""))
     return fetch_at_home if about.route == "whole" else Device.fetch
-
-
-@dataclass(frozen=True)
-class AllowedFetch:
-    """Fetches as each round says, if the operator of the device allows it.
-
-    Args:
-        by_name: the deliveries that are allowed -> how they fetch.
-        usual: that of rounds which do not say.
-    """
-
-    by_name: Mapping[str, Fetch]
-    usual: str
-
-    def __call__(self, device: Device, round: Assignment, keys: DeviceKeys) -> Submodel:
-        """Fetches; raises ViolationError where the round says another delivery: nothing was asked
-        for."""
-        settings = device.known(round).manifest.settings
-        name = settings.get(DELIVERY_SETTING) or self.usual
-        if not isinstance(name, str) or name not in self.by_name:
-            raise ViolationError(
-                f"the round is fetched in a way that this device does not allow: got {name!r}; "
-                f"expected {' or '.join(sorted(self.by_name))}; nothing was asked for; if its "
-                "operator agrees, start the device with that --delivery and the URLs of its parties"
-            )
-        return self.by_name[name](device, round, keys)
 
 
 def take_part(device: Device, participant: Participant, done: str | None = None) -> Taken | Wait:
