@@ -36,12 +36,12 @@ import numpy as np
 from harness import Goal, Timing, finish, machine_facts, measure, parser, progress
 from keyhole.primitives.keyspace import KeySpace
 from keyhole.primitives.layout import Cut, Layout
+from keyhole.server.initial import Normal
 from keyhole.server.log import DeltaLog, Entry, create_log
 from keyhole.server.optimizers import SGD, Adagrad, Adam, Optimizer
 from keyhole.server.row_sums import RowUpdate
 from keyhole.server.rows import sum_rows
 from keyhole.server.state import ServerState
-from keyhole.server.tables import Normal
 
 CLIENTS, KEYS_PER_CLIENT, ROUNDS, DISTINCT = 50, 1000, 5, 10_000
 SIZES = (10**4, 10**6, 10**8, 10**9)

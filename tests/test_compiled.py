@@ -266,5 +266,10 @@ def test_a_device_loads_no_numba_and_who_holds_a_model_does():
         f"from keyhole.aggregation import all_aggregations\n{ways}"
     )
     assert fresh(device + say) == ["False"]
-    assert fresh("import keyhole.server.state" + say) == ["True"]
-    assert fresh("import keyhole.service.transport" + say) == ["True"]
+    state = (
+        "import numpy as np, keyhole as kh\nmodel = {'w': np.zeros((3, 2), np.float32)}\n"
+        "layout = kh.Layout.of(model, kh.Cut(kh.KeySpace('word', 3), {'w': 0}))\n"
+        "kh.ServerState.dense(layout, model, kh.SGD(1.0))"
+    )
+    assert fresh(state + say) == ["True"]
+    assert fresh("from keyhole.service.transport import warm_up; warm_up()" + say) == ["True"]

@@ -2,7 +2,7 @@
 
 A loop is defined where it is used, in NumPy. A function of the same name in a module of loops gives
 the same bytes and is compiled; it runs in processes that have loaded numba, as all do that hold a
-model: trainers, services, simulations. A device does not. Loading numba takes a process 0.2 s or
+table: trainers, services, simulations. A device does not. Loading numba takes a process 0.2 s or
 more and some 80 MB, and NumPy has done a device's work by then; without numba there is no choice.
 """
 
@@ -23,6 +23,13 @@ R = TypeVar("R")
 def has_compiler() -> bool:
     """Returns whether numba is installed."""
     return find_spec("numba") is not None
+
+
+def load_compiler() -> None:
+    """Loads numba, where it is installed, so that loops run compiled from now on: for those who
+    hold a table."""
+    if has_compiler():
+        import_module("numba")
 
 
 class Loop(Generic[P, R]):
@@ -67,7 +74,7 @@ class Loop(Generic[P, R]):
 
     def _is_due(self, args: tuple[Any, ...]) -> bool:
         if self.from_bytes is None:
-            return sys.modules.get("numba") is not None
+            return sys.modules.get("numba") is not None  # and not blocked
         return sum(getattr(each, "nbytes", 0) for each in args) >= self.from_bytes
 
 

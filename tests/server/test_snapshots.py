@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from keyhole.errors import StorageError
+from keyhole.server.initial import Normal
 from keyhole.server.optimizers import SGD, Adagrad, Adam, Momentum, Yogi
 from keyhole.server.snapshots import Snapshot, load_snapshot, save_snapshot
 from keyhole.server.state import ServerState
-from keyhole.server.tables import Normal
 from tests.helpers import LAYOUTS, grid
 from tests.server.test_state import random_updates
 

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 import keyhole as kh
 from keyhole import tree
 from keyhole.errors import InputError, KeySpaceError, NotFiniteError, ShapeError
+from keyhole.server.initial import Normal
 from keyhole.server.optimizers import SGD, Adagrad, Adam, Momentum, Yogi
 from keyhole.server.row_sums import RowUpdate, no_update
 from keyhole.server.state import ServerState
-from keyhole.server.tables import Normal
 from tests.helpers import LAYOUTS, assert_trees_equal, client_keys, model_of, with_slow
 
 OPTIMIZERS = [SGD(0.1), Momentum(0.1), Adagrad(0.1), Adam(0.1), Yogi(0.1)]

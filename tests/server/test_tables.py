@@ -9,16 +9,9 @@ from hypothesis import strategies as st
 
 from keyhole.errors import InputError, KeySpaceError
 from keyhole.primitives.coding import uniform
+from keyhole.server.initial import Normal, Uniform, Zeros
 from keyhole.server.optimizers import SGD, Adagrad, Adam, Momentum, Yogi
-from keyhole.server.tables import (
-    DenseTable,
-    KeyIndex,
-    LazyTable,
-    Normal,
-    RowInitial,
-    Uniform,
-    Zeros,
-)
+from keyhole.server.tables import DenseTable, KeyIndex, LazyTable, RowInitial
 from tests.helpers import SEEDS
 
 OPTIMIZERS = [SGD(0.1), Momentum(0.1), Adagrad(0.1), Adam(0.1), Yogi(0.1)]

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 
 import keyhole as kh
+from keyhole.server.initial import Normal
 from keyhole.server.optimizers import SGD
 from keyhole.server.row_sums import RowUpdate
 from keyhole.server.state import ServerState
-from keyhole.server.tables import Normal
 from keyhole.service.publishing import Publisher
 from keyhole.service.reading import RoundsDirectory, verify_round
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -68,7 +69,10 @@ def draws_of(run: Path) -> Draws:
 
 def start_jax() -> None:
     """One thread for each client that trains, and compiled code kept between runs."""
-    # Starting JAX takes a second: commands that do not train go without.
+    # Starting JAX takes a second: commands that do not train go without. A device whose model
+    # trains itself may have none.
+    if find_spec("jax") is None:
+        return
     from keyhole.data.cache import cache_root
     from keyhole.rounds.cores import keep_compiled, use_one_thread
 

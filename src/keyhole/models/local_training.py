@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from keyhole import tree
@@ -124,11 +122,13 @@ class LocalSgd:
     @cached_property
     def _train(self) -> Any:
         """The compiled client: one call trains all epochs on one core."""
+        import jax  # models that train themselves need none
 
         def train(
             start: Tree, slots: Mapping[str, Any], batches: Batch, masks: Any, steps: Any
         ) -> tuple[Tree, Any]:
-            self._shapes.append(jax.tree.map(jnp.shape, (start, batches)))  # once for each trace
+            # Once for each trace.
+            self._shapes.append(jax.tree.map(jax.numpy.shape, (start, batches)))
             return _descend(self.model, self.settings, start, slots, batches, masks, steps)
 
         return jax.jit(train, compiler_options=COMPILER_OPTIONS)
@@ -145,6 +145,8 @@ def _descend(
 ) -> tuple[Tree, Any]:
     """Start minus end after `steps` steps, and the mean loss of the examples on the way; batches
     and masks are (max steps, batch size, ...)."""
+    import jax
+    import jax.numpy as jnp
 
     def loss(params: Tree, i: Any) -> Any:
         shown = model.hide_padding(params, slots) if model.hide_padding else params
@@ -170,9 +172,9 @@ def _descend(
 
 def _scalar(loss: Any) -> Any:
     """The loss; raises ShapeError where it is not one number."""
-    if jnp.shape(loss) != ():
+    if np.shape(loss) != ():
         raise ShapeError(
-            f"the loss of a batch is no number: got an array of shape {jnp.shape(loss)}; expected "
+            f"the loss of a batch is no number: got an array of shape {np.shape(loss)}; expected "
             "the mean over the examples where mask holds; return (losses * mask).sum() / mask.sum()"
         )
     return loss
@@ -180,6 +182,9 @@ def _scalar(loss: Any) -> Any:
 
 def _clip(settings: ClientUpdate, grads: Tree) -> Tree:
     """Scales gradients down to `clip_norm`; a NaN stays one."""
+    import jax
+    import jax.numpy as jnp
+
     if settings.clip_norm == np.inf:
         return grads
     norm = jnp.sqrt(sum(jnp.sum(g * g) for g in jax.tree.leaves(grads)))

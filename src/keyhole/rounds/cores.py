@@ -14,10 +14,6 @@ from queue import SimpleQueue
 from threading import Lock
 from typing import Any, TypeVar
 
-import jax
-from jax.extend.backend import backends, get_default_device, register_backend_factory
-from jaxlib.xla_client import make_cpu_client
-
 from keyhole.errors import InputError
 from keyhole.primitives.report import Report
 from keyhole.rounds.clients import ClientJob, Clients, bytes_in
@@ -41,6 +37,8 @@ def use_one_thread() -> None:
     Raises:
         InputError: JAX has started otherwise.
     """
+    import jax
+
     try:
         for count in (2, 1):  # a JAX that has started refuses a change, and only that
             jax.config.update("jax_num_cpu_devices", count)
@@ -58,6 +56,10 @@ def use_one_thread() -> None:
 
 
 def _register_cores() -> None:
+    import jax
+    from jax.extend.backend import register_backend_factory
+    from jaxlib.xla_client import make_cpu_client
+
     names = [f"{_CORE}{core}" for core in range(1, count_cores())]
     for name in names:
         make = partial(make_cpu_client, asynchronous=False)
@@ -78,6 +80,8 @@ def map_on_cores(
     Items are taken as threads get free: no more than twice as many as threads are held at a time,
     with what was made of them; where that is large, one more than threads.
     """
+    import jax
+
     cores: SimpleQueue[Any] = SimpleQueue()
     for device in _devices(count):
         cores.put(device)
@@ -111,6 +115,8 @@ def map_on_cores(
 def _devices(count: int) -> list[Any]:
     """A device for each thread. Where JAX computes elsewhere, or with threads of its own, all
     share its default."""
+    from jax.extend.backend import backends, get_default_device
+
     first = get_default_device()
     others = [each.devices()[0] for name, each in backends().items() if name.startswith(_CORE)]
     found = [first, *others] if first.platform == "cpu" else [first]
@@ -119,6 +125,8 @@ def _devices(count: int) -> list[Any]:
 
 def keep_compiled(directory: Path) -> None:
     """Keeps what JAX compiles in a directory, so that the next process need not compile it."""
+    import jax
+
     jax.config.update("jax_compilation_cache_dir", str(directory))
 
 

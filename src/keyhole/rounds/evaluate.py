@@ -9,9 +9,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
-import jax
 import numpy as np
-from jax.extend.backend import get_default_device
 
 from keyhole.arrays import Array, Tree
 from keyhole.models.client_update import Batch
@@ -89,15 +87,23 @@ def predictor(
     >>> predict(model.init(0), {"pixels": np.ones((5, 4), np.float32)}).shape
     (5,)
     """
-    compiled = jax.jit(lambda params, batch: reduce(model.predict(params, batch)))
+
+    @cache
+    def compiled() -> Callable[[Tree, Batch], Any]:
+        import jax
+
+        return jax.jit(lambda params, batch: reduce(model.predict(params, batch)))
 
     def predict(params: Tree, examples: Batch) -> Array:
+        import jax  # a device predicts nothing
+        from jax.extend.backend import get_default_device
+
         count = min(map(len, examples.values()))
         held = cache(lambda device: jax.device_put(params, device))
 
         def outputs(start: int) -> Array:
             on_core = held(get_default_device())
-            return np.asarray(compiled(on_core, _rows(examples, start, batch_size)))
+            return np.asarray(compiled()(on_core, _rows(examples, start, batch_size)))
 
         starts = range(0, count, batch_size)
         return np.concatenate([*map_on_cores(outputs, starts, count_cores())])[:count]

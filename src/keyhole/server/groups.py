@@ -20,8 +20,16 @@ from keyhole.arrays import Array, KeyArray
 from keyhole.errors import InputError
 from keyhole.parts import near_miss
 from keyhole.primitives.layout import Part
-from keyhole.server import steps
-from keyhole.server.optimizers import SGD, Adagrad, Adam, Optimizer, Slab, Span, Yogi
+from keyhole.server.optimizers import (
+    SGD,
+    Adagrad,
+    Adam,
+    Optimizer,
+    Slab,
+    Span,
+    Yogi,
+    compiled_steps,
+)
 from keyhole.server.steps import Decay, decay_of
 
 DecayKind: TypeAlias = Literal["none", "inverse-sqrt", "linear", "cosine"]
@@ -109,17 +117,17 @@ class Scheduled:
         o = self.inner
         rate = np.float32(o.lr * self.schedule.factor(now))
         if isinstance(o, SGD):
-            return lambda start, stop: steps.sgd(
+            return lambda start, stop: compiled_steps().sgd(
                 slab.values, slab.last, slots, rows, now, rate, start, stop
             )
         if isinstance(o, Adagrad):
             eps, held = np.float32(o.eps), (slab.values, slab.first, slab.last)
-            return lambda start, stop: steps.adagrad(
+            return lambda start, stop: compiled_steps().adagrad(
                 *held, slots, rows, now, rate, eps, start, stop
             )
         decay = _scheduled_decay(o, self.schedule, 1 << max(now, 1).bit_length())
         settings = np.array((o.lr, o.b1, 1 - o.b1, o.b2, 1 - o.b2, o.eps), np.float32)
-        return lambda start, stop: steps.moments(
+        return lambda start, stop: compiled_steps().moments(
             *slab.arrays, slots, rows, now, settings, o.is_yogi, o.moves_all, decay, start, stop
         )
 
@@ -130,7 +138,7 @@ class Scheduled:
             return o.read(slab, slots, out, now)
         decay = _scheduled_decay(o, self.schedule, 1 << max(now, 1).bit_length())
         eps = np.float32(o.eps)
-        return lambda start, stop: steps.read_moments(
+        return lambda start, stop: compiled_steps().read_moments(
             *slab.arrays, slots, out, now, eps, o.moves_all, decay, start, stop
         )
 

@@ -14,7 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from math import prod
+from types import ModuleType
 from typing import Any, ClassVar, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
@@ -24,7 +26,6 @@ from keyhole.arrays import Array, KeyArray
 from keyhole.errors import InputError
 from keyhole.identity import identity_of
 from keyhole.primitives.layout import Part
-from keyhole.server import steps
 from keyhole.server.steps import Decay, decay_of, moments_horizon, momentum_horizon, momentum_sums
 
 
@@ -118,9 +119,17 @@ class Optimizer(Protocol):
         ...
 
 
+@cache
+def compiled_steps() -> ModuleType:
+    """Returns the compiled steps: a device that describes an optimizer needs no numba."""
+    from keyhole.server import step_loops
+
+    return step_loops
+
+
 def _read_values(_: SGD | Adagrad, slab: Slab, slots: KeyArray, out: Array, now: int) -> Span:
     """Implements `Optimizer.read` where values are current."""
-    return lambda start, stop: steps.copy(slab.values, slots, out, start, stop)
+    return lambda start, stop: compiled_steps().copy(slab.values, slots, out, start, stop)
 
 
 @dataclass(frozen=True)
@@ -145,7 +154,7 @@ class SGD:
     def step(self, slab: Slab, slots: KeyArray, rows: Array, now: int) -> Span:
         """Implements `Optimizer.step`."""
         lr = np.float32(self.lr)
-        return lambda start, stop: steps.sgd(
+        return lambda start, stop: compiled_steps().sgd(
             slab.values, slab.last, slots, rows, now, lr, start, stop
         )
 
@@ -186,7 +195,7 @@ class Adagrad:
     def step(self, slab: Slab, slots: KeyArray, rows: Array, now: int) -> Span:
         """Implements `Optimizer.step`."""
         settings = np.float32(self.lr), np.float32(self.eps)
-        return lambda start, stop: steps.adagrad(
+        return lambda start, stop: compiled_steps().adagrad(
             slab.values, slab.first, slab.last, slots, rows, now, *settings, start, stop
         )
 
@@ -225,14 +234,14 @@ class Momentum:
         tables = momentum_sums(self.lr, self.beta, self.nesterov)
         settings = np.float32(self.lr), np.float32(self.beta), self.nesterov
         held = slab.values, slab.first, slab.last
-        return lambda start, stop: steps.momentum(
+        return lambda start, stop: compiled_steps().momentum(
             *held, slots, rows, now, *settings, *tables, start, stop
         )
 
     def read(self, slab: Slab, slots: KeyArray, out: Array, now: int) -> Span:
         """Implements `Optimizer.read`."""
         sums, _, _ = momentum_sums(self.lr, self.beta, self.nesterov)
-        return lambda start, stop: steps.read_momentum(
+        return lambda start, stop: compiled_steps().read_momentum(
             slab.values, slab.first, slab.last, slots, out, now, sums, start, stop
         )
 
@@ -241,7 +250,7 @@ def _step_moments(o: Adam | Yogi, slab: Slab, slots: KeyArray, rows: Array, now:
     """Implements `Optimizer.step`."""
     decay = _decay(o, now)
     settings = np.array((o.lr, o.b1, 1 - o.b1, o.b2, 1 - o.b2, o.eps), np.float32)
-    return lambda start, stop: steps.moments(
+    return lambda start, stop: compiled_steps().moments(
         *slab.arrays, slots, rows, now, settings, o.is_yogi, o.moves_all, decay, start, stop
     )
 
@@ -249,7 +258,7 @@ def _step_moments(o: Adam | Yogi, slab: Slab, slots: KeyArray, rows: Array, now:
 def _read_moments(o: Adam | Yogi, slab: Slab, slots: KeyArray, out: Array, now: int) -> Span:
     """Implements `Optimizer.read`."""
     decay, eps = _decay(o, now), np.float32(o.eps)
-    return lambda start, stop: steps.read_moments(
+    return lambda start, stop: compiled_steps().read_moments(
         *slab.arrays, slots, out, now, eps, o.moves_all, decay, start, stop
     )
 

@@ -16,9 +16,10 @@ from keyhole import tree
 from keyhole.arrays import Array, KeyArray, Tree
 from keyhole.errors import InputError, ShapeError
 from keyhole.primitives.layout import ClientKeys, Layout, select_rows
+from keyhole.server.initial import Initial
 from keyhole.server.optimizers import Optimizer, optimizer_of
 from keyhole.server.row_sums import RowUpdate, check_float32, check_updates
-from keyhole.server.tables import DenseTable, Initial, LazyTable, RowInitial, Table
+from keyhole.server.tables import DenseTable, LazyTable, RowInitial, Table
 
 _MAX_NUMBERS = 1 << 28  # 1 GiB of float32: beyond, a full model is more likely a mistake
 _MAX_STEPS = 2**31 - 1  # a row's step is int32

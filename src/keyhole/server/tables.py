@@ -19,72 +19,32 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from math import prod
 from threading import Thread
-from typing import Any, ClassVar, Protocol
+from types import ModuleType
+from typing import Any, Protocol
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from keyhole.arrays import Array, KeyArray
+from keyhole.compiled import load_compiler
 from keyhole.errors import InputError, KeySpaceError
-from keyhole.primitives import coding
-from keyhole.primitives.coding import GOLDEN
 from keyhole.primitives.keyspace import are_same_rising
 from keyhole.primitives.layout import Part
+from keyhole.server.initial import Initial, Zeros
 from keyhole.server.optimizers import Optimizer, Slab
 from keyhole.server.rows import checked_keys, gather_rows
 
-# The hash behind initial values and the index, for single numbers.
-mix: Any = njit(cache=True, nogil=True)(coding.mix)
 
-_ZEROS, _UNIFORM, _NORMAL = np.uint8(0), np.uint8(1), np.uint8(2)
+@cache
+def _loops() -> ModuleType:
+    """The compiled loops; a device that describes a task needs no numba."""
+    from keyhole.server import table_loops
 
-
-@dataclass(frozen=True)
-class Zeros:
-    """Rows start at zero."""
-
-    code: ClassVar[tuple[int, float]] = int(_ZEROS), 0.0
-
-
-@dataclass(frozen=True)
-class Uniform:
-    """Rows start uniform in [-scale, scale)."""
-
-    scale: float
-
-    def __post_init__(self) -> None:
-        _check_scale(self.scale)
-
-    @property
-    def code(self) -> tuple[int, float]:
-        """Kind and scale."""
-        return int(_UNIFORM), self.scale
-
-
-@dataclass(frozen=True)
-class Normal:
-    """Rows start normal with mean 0.
-
-    Args:
-        scale: the standard deviation, above 0.
-    """
-
-    scale: float
-
-    def __post_init__(self) -> None:
-        _check_scale(self.scale)
-
-    @property
-    def code(self) -> tuple[int, float]:
-        """Kind and scale."""
-        return int(_NORMAL), self.scale
-
-
-Initial = Zeros | Uniform | Normal
+    return table_loops
 
 
 @dataclass(frozen=True)
@@ -95,6 +55,7 @@ class RowInitial:
         seed: from 0 to 2^64 - 1.
         columns: for consecutive numbers of a row, (how many, kind, scale).
 
+    >>> from keyhole.server.initial import Normal
     >>> start = RowInitial(7, ((2, *Normal(0.1).code), (1, *Zeros().code)))
     >>> rows = start.rows(np.array([5, 900_000_000_000]))
     >>> rows.shape, bool(np.all(rows[:, 2] == 0))
@@ -136,43 +97,7 @@ class RowInitial:
         counts = [count for count, _, _ in self.columns]
         kinds = np.repeat(np.array([kind for _, kind, _ in self.columns], np.uint8), counts)
         scales = np.repeat(np.array([scale for _, _, scale in self.columns], np.float32), counts)
-        _fill(np.uint64(self.seed), keys, places, kinds, scales, out)
-
-
-def _check_scale(scale: float) -> None:
-    if not 0 < scale < np.inf:
-        raise InputError(
-            f"scale is out of range: got {scale}; expected above 0; use Zeros for no spread"
-        )
-
-
-@njit(cache=True, nogil=True)
-def _fill(seed, keys, places, kinds, scales, out):  # type: ignore[no-untyped-def]
-    """Number j of a row comes from number j of its key's stream, a normal one also from number
-    width + j."""
-    width = len(kinds)
-    grain = np.float32(2.0**-24)
-    for i in range(len(keys)):
-        stream = mix(mix(seed) ^ mix(np.uint64(keys[i]) + GOLDEN))
-        place = places[i]
-        for j in range(width):
-            if kinds[j] == _ZEROS:
-                out[place, j] = 0
-                continue
-            bits = mix(stream + np.uint64(j + 1) * GOLDEN) >> np.uint64(40)
-            if kinds[j] == _UNIFORM:
-                number = np.float32(bits) * grain
-                out[place, j] = scales[j] * (np.float32(2) * number - np.float32(1))
-            else:
-                more = mix(stream + np.uint64(width + j + 1) * GOLDEN) >> np.uint64(40)
-                out[place, j] = np.float32(scales[j] * _box_muller(bits, more))
-
-
-@njit(cache=True, nogil=True)
-def _box_muller(bits, more):  # type: ignore[no-untyped-def]
-    """One normal number from two of 24 bits; the half keeps the logarithm finite."""
-    radius = np.sqrt(-2.0 * np.log((np.float64(bits) + 0.5) * 2.0**-24))
-    return radius * np.cos(2.0 * np.pi * np.float64(more) * 2.0**-24)
+        _loops().fill(np.uint64(self.seed), keys, places, kinds, scales, out)
 
 
 _MIN_SLOTS = 1024  # places of a new index: 16 kB
@@ -210,14 +135,14 @@ class KeyIndex:
     def find(self, keys: KeyArray) -> KeyArray:
         """Returns the slot of each key, -1 for one that was never claimed."""
         slots = np.empty(len(keys), np.int64)
-        _find(self._places, self._salt, keys, slots)
+        _loops().find(self._places, self._salt, keys, slots)
         return slots
 
     def claim(self, keys: KeyArray) -> KeyArray:
         """Returns the slot of each key; a new key takes the next free one."""
         slots = np.empty(len(keys), np.int64)
         self._reserve(self._count + len(keys))
-        self._count = _claim(self._places, self._salt, keys, self._keys, self._count, slots)
+        self._count = _loops().claim(self._places, self._salt, keys, self._keys, self._count, slots)
         return slots
 
     def _reserve(self, count: int) -> None:
@@ -228,40 +153,8 @@ class KeyIndex:
         while size < 2 * count:
             size *= 2
         places, keys = np.full((size, 2), -1, np.int64), np.empty(size // 2, np.int64)
-        _claim(places, self._salt, self.keys, keys, 0, np.empty(self._count, np.int64))
+        _loops().claim(places, self._salt, self.keys, keys, 0, np.empty(self._count, np.int64))
         self._places, self._keys = places, keys
-
-
-@njit(cache=True, nogil=True)
-def _home(key, salt, mask):  # type: ignore[no-untyped-def]
-    """Where the search for a key begins."""
-    return np.int64(mix(np.uint64(key) ^ salt) & np.uint64(mask))
-
-
-@njit(cache=True, nogil=True)
-def _find(places, salt, keys, slots):  # type: ignore[no-untyped-def]
-    mask = len(places) - 1
-    for i in range(len(keys)):
-        at = _home(keys[i], salt, mask)
-        while places[at, 0] != keys[i] and places[at, 0] >= 0:
-            at = (at + 1) & mask
-        slots[i] = places[at, 1]
-
-
-@njit(cache=True, nogil=True)
-def _claim(places, salt, keys, owners, count, slots):  # type: ignore[no-untyped-def]
-    mask = len(places) - 1
-    for i in range(len(keys)):
-        at = _home(keys[i], salt, mask)
-        while places[at, 0] != keys[i] and places[at, 0] >= 0:
-            at = (at + 1) & mask
-        if places[at, 0] < 0:
-            places[at, 0] = keys[i]
-            places[at, 1] = count
-            owners[count] = keys[i]
-            count += 1
-        slots[i] = places[at, 1]
-    return count
 
 
 _MIN = 64  # rows of a new lazy slab
@@ -311,6 +204,7 @@ class DenseTable:
     """
 
     def __init__(self, values: NDArray[np.float32], optimizer: Optimizer) -> None:
+        load_compiler()
         moments = tuple(_full(values.shape, start) for start in optimizer.initial_moments)
         self.slab = Slab(values, moments, np.zeros(len(values), np.int32))
         self.num_keys, self.width = values.shape
@@ -363,6 +257,7 @@ class LazyTable:
     """
 
     def __init__(self, num_keys: int, initial: RowInitial, optimizer: Optimizer) -> None:
+        load_compiler()
         self.num_keys = num_keys
         self.width = initial.width
         self.initial = initial

@@ -35,6 +35,7 @@ import numpy as np
 import uvloop
 
 from keyhole.arrays import keep_freed_memory
+from keyhole.compiled import load_compiler
 from keyhole.crypto import merkle
 from keyhole.errors import InputError, KeyholeError
 from keyhole.service.connections import BACKLOG, accept, allow_many_files
@@ -276,6 +277,7 @@ def warm_up() -> None:
     keys, halves = np.array([3, 0]), tuple(SegmentInfo(first, 2) for first in (0, 2))
     info = TableInfo("warm-up", 4, None, (), "plain", 0, 4, "", halves)
     records = np.zeros((4, 4), np.uint8)
+    load_compiler()
     merkle.find_siblings.load()
     tree = merkle.Tree.of(merkle.hash_leaves(records))
     records.flags.writeable = tree.nodes.flags.writeable = False  # as mapped ones are

@@ -9,11 +9,11 @@ import keyhole as kh
 from keyhole.engines.ray.shards import ShardedTable, Shards
 from keyhole.errors import InputError, KeySpaceError, WorkerError
 from keyhole.rounds.loop import resume_run, start_run
+from keyhole.server.initial import Normal
 from keyhole.server.optimizers import SGD, Adam
 from keyhole.server.row_sums import RowUpdate
 from keyhole.server.snapshots import Snapshot, load_snapshot, save_snapshot
 from keyhole.server.state import ServerState
-from keyhole.server.tables import Normal
 from tests.rounds import toy
 
 WORD = kh.KeySpace("word", 1000)

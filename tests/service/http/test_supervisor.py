@@ -186,7 +186,7 @@ def test_queries_compile_nothing_after_the_warm_up(tmp_path):
 import asyncio, numpy as np
 from keyhole.crypto import merkle_loops
 from keyhole.server import row_loops as row_kernels
-from keyhole.server import tables as index
+from keyhole.server import table_loops as index
 from keyhole.service.answers import answer_query
 from keyhole.service.reading import RoundsDirectory
 from keyhole.service.transport import warm_up
