@@ -32,6 +32,7 @@ from tests.helpers import LONG, ROOT
 from tests.service.pir.pair import pair
 from tests.service.sums.aggregators import aggregators
 from tests.service.sums.private_run import services
+from tests.shell import run_as_typed
 
 ABSENT = ["jax", "jaxlib", "numba", "llvmlite", "scipy", "matplotlib", "uvicorn", "rich"]
 MAX_BYTES = 80e6
@@ -204,3 +205,63 @@ def test_devices_without_extras_take_part_in_a_round(way, thin, tmp_path):
     found = state.model()
     for name, leaf in expected_model().items():
         np.testing.assert_array_equal(found[name], leaf)
+
+
+FILMS = """
+import keyhole as kh
+import numpy as np
+
+film = kh.KeySpace("film", 500)
+start = {"films": np.zeros((500, 4), np.float32)}
+
+
+class Scores:
+    layout = kh.Layout.of(start, kh.Cut(film, {"films": 0}))
+
+    def init(self, seed):
+        return start
+
+    def predict(self, params, batch):
+        return params["films"][batch["film"]].sum(axis=1)
+
+    def trainer(self, settings, slots):
+        def train(params, data, rng):
+            error = 1 / (1 + np.exp(-self.predict(params, data))) - data["liked"]
+            update = np.zeros_like(params["films"])
+            np.add.at(update, data["film"], np.float32(settings.client_lr) * error[:, None])
+            return {"films": update}
+
+        return train
+
+
+data = kh.data.at_devices(inputs={"film": "film"}, target="liked")
+TASK = kh.Task(Scores(), data, name="films")
+"""
+
+# A service and a trainer with all extras, and two devices without any.
+COMMANDS = """
+mkdir rounds && keyhole token new-key operator.key
+keyhole serve rounds --token-key operator.key --again 1 &
+for name in ann ben; do keyhole token issue --key operator.key --device $name >$name.token; done
+THIN device http://127.0.0.1:8100 --token-file ann.token --task films:TASK \
+--data ann.csv --rounds 2 &
+THIN device http://127.0.0.1:8100 --token-file ben.token --task films:TASK \
+--data ben.csv --rounds 2 &
+keyhole train films:TASK --devices rounds --sampling check-in --cohort 2 --rounds 2 --keys top \
+--m 20 --client-lr 2
+"""
+
+
+@pytest.mark.slow
+def test_the_command_trains_a_task_that_needs_no_jax(thin, tmp_path):
+    (tmp_path / "films.py").write_text(FILMS)
+    for seed, name in enumerate(("ann", "ben")):
+        rng = np.random.default_rng(seed)
+        rows = (f"{rng.integers(500)},{rng.integers(2)}" for _ in range(30))
+        (tmp_path / f"{name}.csv").write_text("\n".join(["film,liked", *rows]))
+    code, printed = run_as_typed(
+        COMMANDS.replace("THIN", f"env -u PYTHONPATH {thin}/bin/keyhole"), tmp_path
+    )
+    assert code == 0, printed
+    (folder,) = (tmp_path / "keyhole-runs").iterdir()
+    assert [len(record.staleness) for record in kh.open_run(folder).records()] == [2, 2]
