@@ -6,11 +6,11 @@ import pytest
 import keyhole as kh
 from keyhole.errors import InputError
 from keyhole.server.groups import ByParameter, Schedule, Scheduled
+from keyhole.server.initial import Normal
 from keyhole.server.optimizers import SGD, Adagrad, Adam, Momentum, WithAdded, Yogi
 from keyhole.server.row_sums import RowUpdate
 from keyhole.server.snapshots import Snapshot, load_snapshot, save_snapshot
 from keyhole.server.state import ServerState
-from keyhole.server.tables import Normal
 
 ITEM = kh.KeySpace("item", 30)
 SHAPES = {"bias": (30,), "left": (30, 4), "right": (30, 2, 2), "whole": (5,)}
