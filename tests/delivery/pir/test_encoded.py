@@ -9,6 +9,7 @@ from keyhole.delivery.pir.encoded import MAX_PRODUCTS, EncodedTable, FilePart
 from keyhole.delivery.pir.one_server import OneServerClient, OneServerPir, encode, server_of
 from keyhole.delivery.pir.shape import LANES, POSITIONS_AT_ONCE, PRIMES, shape_of
 from keyhole.delivery.pir.slots import mask_of, slots_of
+from keyhole.errors import StorageError
 from tests.delivery.pir.schemes import database_of, private_table, records_of, seeded, table_of
 
 
@@ -122,3 +123,8 @@ def test_a_table_that_is_served_lends_its_parts_to_the_next_and_one_that_is_gone
     assert first[0].hint != second[0].hint  # of other public polynomials
     del first, second, kept, after
     assert len(delivery._served) == 0
+
+
+def test_a_folder_that_cannot_be_written_is_named_and_leaves_nothing(tmp_path):
+    with pytest.raises(StorageError, match="cannot write a table to away"):
+        EncodedTable.encode(drawn_rows(700, 50), shape_of(700, 400, 2), folder=tmp_path / "away")

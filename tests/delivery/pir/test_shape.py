@@ -101,7 +101,7 @@ def table_params(server):
     return PirParams.decode(server.params)
 
 
-@pytest.mark.parametrize("fill", ["random", "zeros"])
+@pytest.mark.parametrize("fill", [pytest.param("random", marks=pytest.mark.slow), "zeros"])
 def test_noise_has_the_spread_of_theory_over_a_million_coefficients(fill):
     """And not one is wrong. A table of zeros has the same noise, since it is masked."""
     records = (

@@ -16,7 +16,7 @@ from keyhole.delivery.pir.shape import (
     MODULUS,
     POSITIONS_AT_ONCE,
     PRIMES,
-    SEED_BITS,
+    QUESTION_BITS,
     TOGETHER,
     RingShape,
 )
@@ -28,7 +28,7 @@ def read_question(body: memoryview, shape: RingShape) -> Residues:
     """Returns a question in the form that tables are multiplied with, (parts, primes, groups, N,
     8). Whatever the numbers are, sums of their products fit into a word."""
     numbers = np.zeros((shape.parts * POSITIONS_AT_ONCE, shape.buckets), np.uint64)
-    sent = unpack_bits(body, shape.question_numbers, SEED_BITS)
+    sent = unpack_bits(body, shape.question_numbers, QUESTION_BITS)
     numbers.reshape(-1)[: len(sent)] = sent
     lined = numbers.reshape(-1, POSITIONS_AT_ONCE, shape.buckets).transpose(0, 2, 1)
     halves = [(lined >> np.uint64(at * PRIME_BITS)) & _RESIDUE for at in range(len(PRIMES))]

@@ -23,7 +23,9 @@ import os
 import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import BinaryIO, Protocol, TypeVar
 from weakref import finalize
 
@@ -34,6 +36,7 @@ from numpy.typing import NDArray
 from keyhole.crypto.ntt import Residues, transform_of
 from keyhole.delivery.pir.shape import LANES, POSITIONS_AT_ONCE, PRIMES, RingShape
 from keyhole.delivery.pir.slots import slots_of
+from keyhole.files import storage_errors
 
 Rows = NDArray[np.uint64]
 """Rows of a table, (K, words)."""
@@ -173,12 +176,14 @@ def _make_part(rows: Rows, shape: RingShape, number: int, folder: str | None) ->
         values = np.empty((shape.lane_blocks, *form), np.uint32)
         each_block(lambda at: _encode_block(rows, shape, members, at, values[at]), _blocks(shape))
         return MemoryPart(values)
-    file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
     scratch = np.empty(form, np.uint32)
-    for at in _blocks(shape):
-        _encode_block(rows, shape, members, at, scratch)
-        file.write(scratch.data)
-    file.flush()
+    with storage_errors(Path(folder), "write a table to"), ExitStack() as stack:
+        file = stack.enter_context(tempfile.TemporaryFile(dir=folder))
+        for at in _blocks(shape):
+            _encode_block(rows, shape, members, at, scratch)
+            file.write(scratch.data)
+        file.flush()
+        stack.pop_all()  # the part closes it
     return FilePart(file, form)
 
 

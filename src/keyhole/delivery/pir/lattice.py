@@ -33,7 +33,7 @@ from keyhole.delivery.pir.shape import (
     MODULUS,
     POSITIONS_AT_ONCE,
     PRIMES,
-    SEED_BITS,
+    QUESTION_BITS,
     SIGMA,
     RingShape,
 )
@@ -42,7 +42,7 @@ from keyhole.delivery.pir.slots import mask_of, slots_of
 Wide = NDArray[np.uint64]
 """Coefficients, rounded to some bits."""
 
-PRIME_BITS = SEED_BITS // 2
+PRIME_BITS = QUESTION_BITS // 2
 """Bits of a coefficient modulo one prime."""
 
 
@@ -118,7 +118,7 @@ def encrypt(keys: KeyArray, shape: RingShape, seed: bytes, prg: Prg) -> tuple[by
             values |= masked % np.uint64(prime) << np.uint64(place * PRIME_BITS)
         question[number] = values.reshape(shape.buckets, -1).T
     sent = question.reshape(-1)[: shape.question_numbers]
-    return pack_bits(sent, SEED_BITS), Opening(secret, keys, buckets)
+    return pack_bits(sent, QUESTION_BITS), Opening(secret, keys, buckets)
 
 
 def _transformed(numbers: NDArray[np.integer], prime: int) -> Residues:

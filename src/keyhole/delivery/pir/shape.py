@@ -53,7 +53,7 @@ MODULUS = PRIMES[0] * PRIMES[1]
 SIGMA = 3.2
 """Standard deviation of secrets and errors."""
 
-SEED_BITS = 54
+QUESTION_BITS = 54
 """Bits of a coefficient of a question: 27 for each prime."""
 
 POSITIONS_AT_ONCE = 8
@@ -204,7 +204,7 @@ class RingShape:
     @property
     def query_bytes(self) -> int:
         """The number of bytes of a query."""
-        return FRAME_BYTES + packed_bytes(self.question_numbers, SEED_BITS)
+        return FRAME_BYTES + packed_bytes(self.question_numbers, QUESTION_BITS)
 
     @property
     def reply_bytes(self) -> int:
