@@ -45,7 +45,7 @@ def cost_of(keys, space=ROW, base=True):
 def fetch(device, state, keys, is_private=False):
     bare = device.fetch(state.published.id, {"row": keys})
     before = bare.traffic.bytes_down
-    found = with_frozen(device, state.published.id, bare, is_private)
+    found = with_frozen(device, state.published.id, replace(bare, is_told=not is_private))
     return found.frozen, found.traffic.bytes_down - before
 
 

@@ -297,7 +297,8 @@ class Device:
         chosen, traffic = known.keys_by_space(keys), FetchTraffic()
         asked = [(i, part.keys_of(chosen).array) for i, part in enumerate(known.layout.parts)]
         found = self.fetch_records(round, asked, traffic)
-        return Submodel(known.assemble([s.records for s in found], chosen), chosen, traffic)
+        model = known.assemble([s.records for s in found], chosen)
+        return Submodel(model, chosen, traffic, is_told=True)
 
     def fetch_slices(self, round: Assignment | str, table: str, keys: Any) -> dict[str, Array]:
         """Returns the slices of one table, path -> (m, *shape); of a model or of a select

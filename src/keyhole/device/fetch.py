@@ -312,6 +312,7 @@ class Submodel:
     keys: Mapping[str, Keys]
     traffic: FetchTraffic
     wrong: int = 0  # rows that were not those of the round: a private fetch does without them
+    is_told: bool = False  # whether the service was told the keys
     frozen: Tree | None = None  # leaves that are not trained, where the round has some
 
     def __repr__(self) -> str:

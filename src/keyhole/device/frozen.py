@@ -21,21 +21,16 @@ from keyhole.device.fetch import FetchTraffic, Submodel
 from keyhole.errors import StorageError
 
 
-def with_frozen(
-    device: Device, round: Assignment | str, fetched: Submodel, is_private: bool = False
-) -> Submodel:
-    """Returns a sub-model with the frozen leaves of its keys, where the round has some.
-
-    Args:
-        is_private: whether the keys are not to be named: whole tables are downloaded.
-    """
+def with_frozen(device: Device, round: Assignment | str, fetched: Submodel) -> Submodel:
+    """Returns a sub-model with the frozen leaves of its keys, where the round has some: whole
+    tables are downloaded unless the service was told the keys."""
     known, traffic = device.known(round), fetched.traffic
     if known.frozen_layout is None:
         return fetched
     leaves: dict[str, Array] = {}
     for place, part in enumerate(known.frozen_layout.parts, known.trained):
         keys = part.keys_of(fetched.keys).array
-        records = _records_of(device, round, place, keys, is_private, traffic)
+        records = _records_of(device, round, place, keys, fetched.is_told, traffic)
         counts = [len(fetched.keys[factor.name]) for factor in part.product.factors]
         leaves |= part.from_rows(known.records[place].decode_rows(records), counts)
     frozen = tree.unflatten(known.frozen_layout.structure, leaves)
@@ -47,7 +42,7 @@ def _records_of(
     round: Assignment | str,
     place: int,
     keys: KeyArray,
-    is_private: bool,
+    is_told: bool,
     traffic: FetchTraffic,
 ) -> RecordArray:
     """The records of one table, of which only those that the device lacks are sent."""
@@ -59,7 +54,7 @@ def _records_of(
     is_held = np.zeros(len(distinct), bool) if held is None else held.is_held
     if is_held.all():
         return np.empty((0, info.record_bytes), np.uint8) if held is None else held.records[places]
-    if is_private:
+    if not is_told:
         every = np.arange(info.num_keys)
         whole = device.fetch_table(round, place, traffic)
         _keep(device, named, every, whole)

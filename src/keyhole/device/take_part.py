@@ -184,8 +184,8 @@ def _take(device: Device, told: Assignment, participant: Participant, send: Send
             "this device measures nothing: got a round that measures the model; expected one that "
             "trains it; check in for the next one"
         )
-    keys, is_private = participant.choose(known), participant.fetch is not Device.fetch
-    fetched = with_frozen(device, told, participant.fetch(device, told, keys), is_private)
+    keys = participant.choose(known)
+    fetched = with_frozen(device, told, participant.fetch(device, told, keys))
     made, state = _made(participant, known, fetched)
     _refuse_late(device, told)
     sent = send(device, told, made, fetched.keys)
