@@ -23,7 +23,7 @@ def tree(tmp_path, monkeypatch):
     for folder in (honest, swapped, tmp_path / ".venv"):
         folder.mkdir()
     hashes = (f"sha256:{digest(write_wheel(honest, 'hinges'))}",)
-    locked = Locked("hinges", "1.0", "", hashes, ("base", "dev"), ("keyhole",))
+    locked = Locked("hinges", "1.0", "", hashes, ("base", "build", "train"), ("keyhole",))
     (tmp_path / LOCK).write_text(write_lock([locked]))
     index = write_index(tmp_path / "index", [write_wheel(swapped, "hinges", code=EVIL)])
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
@@ -41,7 +41,7 @@ def install(tree, command):
 
 
 def test_a_swapped_package_is_not_installed(tree):
-    fetched, _ = environment.commands(tree, "base")
+    fetched, _ = environment.commands(tree, "train")
     code, errors = install(tree, fetched)
     assert code != 0
     assert "DO NOT MATCH THE HASHES" in errors
@@ -49,8 +49,8 @@ def test_a_swapped_package_is_not_installed(tree):
 
 
 def test_without_hashes_it_would_be(tree):
-    fetched, _ = environment.commands(tree, "base")
-    pins = tree / ".venv" / "base.lock"
+    fetched, _ = environment.commands(tree, "train")
+    pins = tree / ".venv" / "train.lock"
     pins.write_text("hinges==1.0\n")
     code, errors = install(tree, [each for each in fetched if each != "--require-hashes"])
     assert code == 0, errors
