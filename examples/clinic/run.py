@@ -141,7 +141,7 @@ def start_trainer(place, sums):
     return place.start(
         "trainer",
         *("train", "clinic_task:TASK", "--devices", "rounds", "--out", "runs"),
-        *("--sampling", "check-in", "--cohort", 4, "--over-selection", 1.5),
+        *("--sampling", "check-in", "--cohort", 4, "--over-selection", 1.25),
         *("--rounds", ROUNDS, "--round-seconds", 60, "--evaluators", 4, "--evaluate-every", 2),
         *("--keys", "top", "--m", 60, "--client-lr", 1.0, "--mean-over", "choosers"),
         *("--delivery", "pir", "--force", "--signing-key", "sign.key"),

@@ -144,6 +144,13 @@ def test_a_task_of_all_clients_takes_no_examples_of_one(shop):
         _ = own.examples
 
 
+def test_examples_that_cannot_be_read_show_before_the_service_is_asked(shop):
+    args = ["http://127.0.0.1:9", "--task", shop, "--data", "nowhere.csv"]
+    refused = CliRunner().invoke(device, args).exception
+    assert isinstance(refused, InputError)
+    assert "no examples: got no file nowhere.csv" in str(refused)
+
+
 def test_examples_or_a_client_must_be_named(service, shop):
     done = CliRunner().invoke(device, [service.url, "--task", shop])
     assert done.exit_code == 2

@@ -331,8 +331,8 @@ def _said(options: Mapping[str, Any], own: OwnData | None) -> CheckIn:
 
     if options["tell_examples"] and own is None:
         raise click.UsageError("--tell-examples goes with --data of this device, without --client")
-    examples = own.examples if own is not None and options["tell_examples"] else None
-    return CheckIn.of(options["memory_mb"], examples)
+    count = None if own is None else own.examples  # what cannot be read shows before a round
+    return CheckIn.of(options["memory_mb"], count if options["tell_examples"] else None)
 
 
 def _device(
