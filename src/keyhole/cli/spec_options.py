@@ -72,6 +72,7 @@ _NAMES = {
 _SHOWN = {
     "delivery": "on-demand; broadcast where clients take every key",
     "server.optimizer": "the algorithm's",
+    "server.parameters": "none",
     "cohort.seconds": "no limit; 600 with --concurrency or --sampling check-in",
     "aggregation.trim": "0.2 with trimmed-mean",
     "aggregation.untouched": "left-out",
@@ -104,8 +105,12 @@ def _option(field: SpecField, defaults: Mapping[str, Any]) -> Callable[[Command]
     if field.type is bool:
         rest = {"is_flag": True, "default": None, "show_default": "off"}
     else:
-        rest |= {"type": _type_of(field), "metavar": _METAVARS.get(field.type)}
+        rest |= {"type": _type_of(field), "metavar": _metavar(field)}
     return in_group(group, field.flag, path=field.path, help=field.doc, **rest)
+
+
+def _metavar(field: SpecField) -> str | None:
+    return "GROUPS" if field.path == "server.parameters" else _METAVARS.get(field.type)
 
 
 def _shown(field: SpecField) -> str | bool:
