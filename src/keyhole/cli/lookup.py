@@ -24,7 +24,7 @@ from keyhole.cli.token import read_token
 )
 @option("--out", required=True, type=FILE, help="Where rows go: an .npz file.")
 @option("--second", metavar="URL", help="The second of two servers; without it, one is asked.")
-@option("--round", "round_id", help="Of this round.  [default: the newest]")
+@option("--round", "round_id", help="Of this round; without it, of the newest.")
 @option("--token-file", type=FILE, help="A device's token, where the service asks for one.")
 @option("--second-token-file", type=FILE, help="Likewise of the second.")
 @option("--ca", type=FILE, help="PEM file of the authorities to trust, in place of the system's.")
