@@ -6,6 +6,7 @@ keyhole itself needs what a device needs. What trainers and services need comes 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.util import find_spec
 
 from keyhole.errors import InputError
 
@@ -39,3 +40,12 @@ brings; pip install 'keyhole[serve]'
         f"{what} needs more than is installed: got no {library}; expected what the extra "
         f"'{extra}' brings; pip install 'keyhole[{extra}]'"
     )
+
+
+def check_installed(extra: str, what: str) -> None:
+    """Raises InputError, as `lacking` words it, where a library of an extra is not installed."""
+    for module in EXTRAS[extra]:
+        if find_spec(module) is None:
+            missing = lacking(ModuleNotFoundError(name=module), what, extra)
+            assert missing is not None
+            raise missing

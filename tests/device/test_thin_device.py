@@ -130,7 +130,7 @@ def test_commands_of_a_device_run_and_others_name_the_extra_they_lack(thin):
         (line,) = done.stderr.splitlines()
         assert line.startswith(f"keyhole: keyhole {verb} needs more than is installed: got no ")
         assert line.endswith(f"pip install 'keyhole[{extra}]'")
-    code = "import keyhole as kh; kh.KeySpace('word', 9); print(kh.select); kh.train"
+    code = "import keyhole as kh; kh.KeySpace('word', 9); kh.train(None, rounds=1)"
     told = run(thin, "python", "-c", code, check=False).stderr
     assert "InputError: keyhole.train needs more than is installed: got no" in told
 

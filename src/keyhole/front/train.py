@@ -17,6 +17,7 @@ from keyhole.errors import InputError
 from keyhole.experiments.experiment import Experiment
 from keyhole.experiments.trackers import Tracked, trackers_of
 from keyhole.experiments.trial import Start
+from keyhole.extras import check_installed
 from keyhole.front.devices import Devices
 from keyhole.front.run import TrainedRun, run_trial
 from keyhole.front.task import Task, check_choice
@@ -73,6 +74,7 @@ def train(
         InputError: a setting is unknown or out of range, or `out` holds another run.
     """
     check_count("trials", trials, 1)
+    check_installed("train", "keyhole.train")
     spec, data, parts = _spec_and_parts(task, rounds, m, settings)
     experiment = Experiment(spec, data, parts, starts=_starts(start, trials))
     asked, clients = spec.cohort.size, experiment.task.clients
