@@ -61,6 +61,7 @@ class Slower(Synchronous):
     """Rounds of one's own."""
 
     def __init__(self, factor):
+        super().__init__()
         self.factor = factor
 
 

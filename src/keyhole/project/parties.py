@@ -18,6 +18,7 @@ SIGNING, PINNED = "sign.key", "sign.pub"
 """The trainer's key, and its public half, which devices pin."""
 AUTHORITY, CERTIFICATE, CERTIFICATE_KEY = "ca.pem", "tls.crt", "tls.key"
 TOKEN_KEY, PEER_KEY, TRAINER_KEY = "token.key", "peer.key", "trainer.key"
+_EVERYWHERE = "0.0.0.0"  # a service that others reach  # nosec B104
 SUMS, COPY, CACHE, STATES = "sums", "rounds", "cache", "states"
 
 
@@ -160,7 +161,7 @@ def _peer(deploy: DeploySpec, name: str) -> list[str]:
 def _listens(url: str) -> list[str]:
     """Where a service listens: at all addresses of its machine, unless it is for that alone."""
     host = host_of(url)
-    args = ["--host", host if is_loopback(host) else "0.0.0.0", "--port", str(port_of(url))]  # nosec B104
+    args = ["--host", host if is_loopback(host) else _EVERYWHERE, "--port", str(port_of(url))]
     if url.startswith("https:"):
         args += ["--tls-cert", CERTIFICATE, "--tls-key", CERTIFICATE_KEY]
     return args

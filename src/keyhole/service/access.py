@@ -178,7 +178,7 @@ class Keyring:
             max_keys=max_keys,
         )
         signed = _PREFIX + _encode(msgspec.json.encode(claims))
-        return (signed + b"." + _sign(self.keys[0], signed)).decode("ascii")
+        return (signed + b"." + _encode(hmac.digest(self.keys[0], signed, sha256))).decode("ascii")
 
     def verify(self, token: bytes, now: float) -> TokenClaims:
         """Returns what a token says; raises AccessError unless it is signed here and in time."""
@@ -208,7 +208,8 @@ class Keyring:
             raise _refused("the token is malformed")
         # Every key is tried, so that time does not tell which one signed.
         made = [
-            (signed + b"." + _sign(key, signed)).decode("ascii", "replace") for key in self.keys
+            (signed + b"." + _encode(hmac.digest(key, signed, sha256))).decode("ascii", "replace")
+            for key in self.keys
         ]
         seen = [(shown(one) if is_shown else one).encode() for one in made]
         same = [hmac.compare_digest(one, token) for one in seen]
@@ -384,10 +385,6 @@ def _counted(address: str) -> str:
     """An address whose CPU seconds are counted; nothing for one of this machine: a proxy's."""
     is_own = address == "unknown" or address.startswith("127.") or address == "::1"
     return "" if is_own else address
-
-
-def _sign(key: bytes, signed: bytes) -> bytes:
-    return _encode(hmac.digest(key, signed, sha256))
 
 
 def _encode(data: bytes) -> bytes:
