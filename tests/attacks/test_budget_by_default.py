@@ -27,6 +27,7 @@ OPTIONS = {
     "min_noise": None,
     "min_clients_per_key": None,
     "ledger": None,
+    "max_bytes": None,
     "max_epsilon": 5.0,  # one sum with noise 1 costs 4.887, two 7.286
 }
 

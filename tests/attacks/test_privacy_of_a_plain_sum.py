@@ -86,7 +86,7 @@ def test_the_same_config_without_privacy_goes_on_to_wait_for_nodes(tmp_path):
 def test_an_inbox_that_does_not_look_publishes_the_promise(tmp_path, monkeypatch):
     """The hole."""
 
-    def open_all(inbox, t, asked, layout, parts, name):
+    def open_all(inbox, t, asked, layout, parts, name, purpose):
         inbox._round, inbox._name = (t, layout, parts), name
         return {}
 

@@ -111,7 +111,7 @@ def best(prices: Iterable[Price], load: Workload, trust: Trust = "open") -> Pric
     >>> load = Workload(num_keys=10_000, keys_per_client=1_000, slice_bytes=2_000, cohort=50)
     >>> prices = price_all(load)
     >>> [best(prices, load, trust).name for trust in ("unlinked", "hidden", "hidden-one-server")]
-    ['relay', 'pir', 'broadcast']
+    ['relay', 'pir', 'pir-one-server']
     """
     suitable = [p for p in prices if p.about.is_bound and satisfies(p, trust, load)]
     if not suitable:

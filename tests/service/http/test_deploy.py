@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from keyhole.crypto.merkle import TreeShape, proof_length
+from keyhole.service.telling import TrainerTelling
 from tests.helpers import DIGEST, LONG
 from tests.service.fronts import (
     BEFORE,
@@ -285,9 +286,9 @@ def test_commands_of_the_pages_have_the_options_that_they_give(line):
         assert option in {name for each in command.params for name in each.opts}, line
 
 
-def test_metrics_of_the_page_exist(origin):
+def test_metrics_of_the_page_exist(origin, tmp_path):
     origin.door.ask("POST", origin.url("slices"), query(1), BINARY)
-    shown = origin.metrics
+    shown = origin.metrics + TrainerTelling(tmp_path, tmp_path).page().decode()
     named = set(re.findall(r"`(keyhole_[a-z_]+)`", OPERATE))
     assert len(named) > 5
     for name in named:
