@@ -21,6 +21,7 @@ def shown(tmp_path_factory):
     everything = RoundStatus("0-x", 0, "open", *range(4), 5, 6.0, checked_in=7, waiting=8)
     metrics = Metrics()
     metrics.route("slices").count(200, 0.1)
+    metrics.refuse("ProtocolError")
     metrics.show(lambda: round_gauges(everything))
     trainer = TrainerTelling(tmp_path_factory.mktemp("rounds"), tmp_path_factory.mktemp("run"))
     page = (metrics.page() + trainer.page()).decode()
@@ -64,3 +65,10 @@ def test_panels_have_places_and_numbers_of_their_own():
     assert all(panel["datasource"]["uid"] == "${source}" for panel in PANELS)
     asked = next(each for each in DASHBOARD["templating"]["list"] if each["name"] == "job")
     assert METRIC.findall(asked["query"]) == ["keyhole_round_number"]
+
+
+def test_metrics_of_the_operators_page_exist(shown):
+    page = (ROOT / "docs" / "operate.md").read_text()
+    named = set(re.findall(r"`(keyhole_[a-z_]+)`", page))
+    assert len(named) > 5
+    assert not [name for name in named if not any(one.startswith(name) for one in shown)]

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from keyhole.crypto.merkle import TreeShape, proof_length
-from keyhole.service.telling import TrainerTelling
 from tests.helpers import DIGEST, LONG
 from tests.service.fronts import (
     BEFORE,
@@ -284,12 +283,3 @@ def test_commands_of_the_pages_have_the_options_that_they_give(line):
         command, rest = command.commands[rest[0]], rest[1:]
     for option in [part for part in rest if part.startswith("--")]:
         assert option in {name for each in command.params for name in each.opts}, line
-
-
-def test_metrics_of_the_page_exist(origin, tmp_path):
-    origin.door.ask("POST", origin.url("slices"), query(1), BINARY)
-    shown = origin.metrics + TrainerTelling(tmp_path, tmp_path).page().decode()
-    named = set(re.findall(r"`(keyhole_[a-z_]+)`", OPERATE))
-    assert len(named) > 5
-    for name in named:
-        assert re.search(rf"^(# TYPE )?{name}\b", shown, re.MULTILINE), name
