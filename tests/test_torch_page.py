@@ -19,7 +19,7 @@ def run_page(name, capsys):
 
 def test_the_page_on_modules_runs_and_prints_what_it_says(capsys):
     pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch==2.13.0")
-    assert run_page("torch.md", capsys) == 5
+    assert run_page("torch.md", capsys) == 6
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")

@@ -82,7 +82,7 @@ def client(seed=0, count=11):
 def update_of(model, settings, seed=0, keys=KEYS, trainer=None):
     slices = model.layout.select(model.init(1), keys)
     train = trainer or model.trainer(settings)
-    return slices, train(slices, client(seed), np.random.default_rng(seed))
+    return slices, train(slices, client(seed), np.random.default_rng(seed)).update
 
 
 def by_hand(model, settings, seed=0, make_optimizer=None, factor=None):
@@ -143,6 +143,16 @@ def test_an_update_is_that_of_a_loop_by_hand(more):
     assert same_bytes(update, expected) or more.keys() & {"proximal", "clip_norm"}
 
 
+def test_a_client_reports_the_loss_that_its_steps_met():
+    settings, model = ClientUpdate(client_lr=1e-9, batch_size=4), make_model()
+    slices = model.layout.select(model.init(0), KEYS)
+    told = model.trainer(settings)(slices, client(), np.random.default_rng(0)).metrics["loss"]
+    whole = ClientUpdate(client_lr=1e-9, batch_size=100)
+    at_once = model.trainer(whole)(slices, client(), np.random.default_rng(0)).metrics["loss"]
+    assert told == pytest.approx(at_once, rel=1e-5)  # hardly a step: means of parts are the mean
+    assert told > 0.1
+
+
 def test_a_client_with_many_examples_trains_on_some():
     few = ClientUpdate(client_lr=0.3, batch_size=4, max_examples=3)
     model = make_model()
@@ -151,7 +161,7 @@ def test_a_client_with_many_examples_trains_on_some():
     chosen = rng.choice(11, 3, replace=False)
     part = {name: column[chosen] for name, column in client().items()}
     whole = ClientUpdate(client_lr=0.3, batch_size=4)
-    assert same_bytes(update, model.trainer(whole)(slices, part, rng))
+    assert same_bytes(update, model.trainer(whole)(slices, part, rng).update)
 
 
 def test_an_optimizer_of_your_own_has_groups_and_a_schedule():
@@ -200,7 +210,8 @@ def test_sparse_gradients_make_the_same_update():
         dense = make_model()
         slices = dense.layout.select(dense.init(1), KEYS)
         updates = [
-            m.trainer(settings)(slices, client(), np.random.default_rng(0)) for m in (sparse, dense)
+            m.trainer(settings)(slices, client(), np.random.default_rng(0)).update
+            for m in (sparse, dense)
         ]
         for name in slices:
             np.testing.assert_allclose(updates[0][name], updates[1][name], atol=1e-6)
@@ -270,7 +281,7 @@ def test_tied_tensors_are_sent_once(axes):
     slices = model.layout.select(model.init(0), KEYS)
     data = {"item": np.array([0, 1, 4]), "next": np.array([1, 4, 0])}
     settings = ClientUpdate(client_lr=0.5)
-    update = model.trainer(settings)(slices, data, np.random.default_rng(0))
+    update = model.trainer(settings)(slices, data, np.random.default_rng(0)).update
     table = torch.tensor(slices["words.weight"], requires_grad=True)
     at = torch.tensor(data["item"])
     functional.cross_entropy(table[at] @ table.T, torch.tensor(data["next"])).backward()
@@ -326,12 +337,12 @@ def test_a_frozen_tensor_that_is_cut_is_cut_for_the_client_and_not_in_its_update
     with pytest.raises(InputError, match="must be told its keys: got none beside parameters"):
         train(slices, client(), np.random.default_rng(0))
     keys = {"item": KEYS}
-    update = train.for_keys(keys)(slices, client(), np.random.default_rng(0))
+    update = train.for_keys(keys)(slices, client(), np.random.default_rng(0)).update
     # The first step is one of the same module with everything trained; later ones are not.
     one = ClientUpdate(client_lr=0.3, batch_size=100)
-    first = model.trainer(one).for_keys(keys)(slices, client(), np.random.default_rng(0))
+    first = model.trainer(one).for_keys(keys)(slices, client(), np.random.default_rng(0)).update
     everything = trained.layout.select(trained.init(0), KEYS)
-    whole = trained.trainer(one)(everything, client(), np.random.default_rng(0))
+    whole = trained.trainer(one)(everything, client(), np.random.default_rng(0)).update
     assert all(np.array_equal(first[name], whole[name]) for name in params)
     assert update.keys() == params.keys()
     assert update["out.weight"].any()

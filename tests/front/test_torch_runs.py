@@ -49,7 +49,7 @@ def test_how_clients_train_is_set_by_keywords():
     update = ClientUpdate(0.5, epochs=3, batch_size=EACH, momentum=0.5, clip_norm=0.05)
     train, people = make_model().trainer(update), make_data()
     clients = [people.splits["train"].client(n) for n in range(8)]
-    ends = [train(start, each, np.random.default_rng(0))["items.weight"] for each in clients]
+    ends = [train(start, each, np.random.default_rng(0)).update["items.weight"] for each in clients]
     expected = start["items.weight"] - np.mean(ends, axis=0)
     assert np.allclose(run.model()["items.weight"], expected, atol=1e-6)
 
@@ -73,7 +73,7 @@ def test_dropout_draws_anew_for_each_client():
     train = model.trainer(ClientUpdate(client_lr=0.3, batch_size=100))
     slices = model.layout.select(model.init(1), KEYS)
     before = torch.get_rng_state()
-    updates = [train(slices, client(), np.random.default_rng(s)) for s in (0, 1, 0)]
+    updates = [train(slices, client(), np.random.default_rng(s)).update for s in (0, 1, 0)]
     assert same_bytes(updates[0], updates[2])
     assert not np.allclose(updates[0]["out.weight"], updates[1]["out.weight"], atol=1e-4)
     assert torch.equal(before, torch.get_rng_state())
@@ -93,7 +93,7 @@ def test_one_that_draws_now_and_then_is_noticed_when_it_does():
 
     def updates(*clients):
         train = model.trainer(ClientUpdate(client_lr=0.3))
-        return [train(slices, data, np.random.default_rng(3)) for data in clients]
+        return [train(slices, data, np.random.default_rng(3)).update for data in clients]
 
     first, second = updates(quiet, loud)
     torch.rand(1)

@@ -101,7 +101,7 @@ def client(words=VOCAB, seed=3):
 def update_of(model, keys, data):
     slices = model.layout.select(model.init(0), keys)
     train = model.trainer(STEPS).for_keys({keys.space.name: keys})
-    return slices, train(slices, data, np.random.default_rng(0))
+    return slices, train(slices, data, np.random.default_rng(0)).update
 
 
 def by_hand(whole, data, trained, logits=forward):

@@ -27,6 +27,7 @@ from keyhole.models.client_update import (
     draw_examples,
 )
 from keyhole.primitives.layout import KeysBySpace, Layout
+from keyhole.primitives.report import Report
 
 _SHAPES = 32  # numbers of keys whose modules are kept
 
@@ -297,7 +298,7 @@ class _OfKeys:
 
 @dataclass(frozen=True, eq=False)
 class TorchTrainer:
-    """The client update of a PyTorch model: `(slices, data, rng) -> update` on NumPy arrays.
+    """The client update of a PyTorch model: `(slices, data, rng) -> report` on NumPy arrays.
 
     All randomness comes from `rng`: the order of examples, and the seed of PyTorch's generator
     where training draws from it.
@@ -336,8 +337,9 @@ class TorchTrainer:
         rng: np.random.Generator,
         /,
         context: KnowsKeys | None = None,
-    ) -> Tree:
-        """Trains one client; returns start minus end, shaped as `slices`.
+    ) -> Report:
+        """Trains one client; reports start minus end, shaped as `slices`, and as metric "loss" the
+        mean loss of the examples, each as its step met it.
 
         Args:
             context: knows the client's keys, which a module with `set_keys` is told.
@@ -353,31 +355,32 @@ class TorchTrainer:
         try:
             self.model.tell_keys(net.module, sizes, keys)
             self.model.put_frozen(net, sizes, keys, frozen)
-            self._train(net, slices, columns, order[:, :count], seed)
-            return net.update(slices)
+            loss = self._train(net, slices, columns, order[:, :count], seed)
+            return Report(net.update(slices), metrics={"loss": loss})
         finally:
             self._nets.give(sizes, net)
 
     def _train(
         self, net: Net, slices: Tree, columns: dict[str, Any], order: Array, seed: int
-    ) -> None:
+    ) -> float:
         """Trains beside others unless it turns out that somebody draws; then alone, from a seed."""
         if not self._is_drawing[0]:
             with GENERATOR.watched() as is_drawn:
-                self._descend(net, slices, columns, order)
+                loss = self._descend(net, slices, columns, order)
                 if not is_drawn():
-                    return
+                    return loss
             self._is_drawing[0] = True
         with GENERATOR.seeded(seed):
-            self._descend(net, slices, columns, order)
+            return self._descend(net, slices, columns, order)
 
-    def _descend(self, net: Net, slices: Tree, columns: dict[str, Any], order: Array) -> None:
+    def _descend(self, net: Net, slices: Tree, columns: dict[str, Any], order: Array) -> float:
+        """Makes all steps; returns the mean loss on the way."""
         net.load(slices)
         net.module.train()
         model, size, (epochs, count) = self.model, self.settings.batch_size, order.shape
         steps = epochs * -(-count // size)
         step = _stepper(model, self.settings, net, steps)
-        at = 0
+        at, total = 0, 0.0
         for epoch in order:
             shuffled = {name: column[epoch] for name, column in columns.items()}
             for start in range(0, count, size):
@@ -387,6 +390,8 @@ class TorchTrainer:
                 loss.backward()
                 step(at)
                 at += 1
+                total += loss.item() * min(size, count - start)
+        return total / order.size
 
 
 def _check_loss(loss: Any) -> None:
