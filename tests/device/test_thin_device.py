@@ -37,6 +37,7 @@ from tests.shell import run_as_typed
 ABSENT = ["jax", "jaxlib", "numba", "llvmlite", "scipy", "matplotlib", "uvicorn", "rich"]
 MAX_BYTES = 80e6
 PYTHONS = ["3.11", "3.12", "3.13"]
+OWN = f"{sys.version_info[0]}.{sys.version_info[1]}"
 
 ROW = kh.KeySpace("row", 500)
 MODEL = {
@@ -49,7 +50,7 @@ KEYS = {0: [7, 499, 3, 41], 1: [41, 8, 100, 7]}
 
 def find_python(series):
     """The program of a series of Python, None where there is none on this machine."""
-    if series == f"{sys.version_info[0]}.{sys.version_info[1]}":
+    if series == OWN:
         return sys.executable
     found = shutil.which(f"python{series}")
     runs = found and subprocess.run([found, "-c", ""], capture_output=True, check=False)
@@ -253,7 +254,9 @@ keyhole train films:TASK --devices rounds --sampling check-in --cohort 2 --round
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("thin", [OWN], indirect=True)
 def test_the_command_trains_a_task_that_needs_no_jax(thin, tmp_path):
+    """On the trainer's Python: of another series, the same code has another digest."""
     (tmp_path / "films.py").write_text(FILMS)
     for seed, name in enumerate(("ann", "ben")):
         rng = np.random.default_rng(seed)
