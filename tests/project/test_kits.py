@@ -10,9 +10,9 @@ import pytest
 
 from keyhole.cli.main import keyhole
 from keyhole.errors import InputError
-from keyhole.project.kits import device_names, provision
+from keyhole.project.kits import check_kit, device_names, provision
 from keyhole.project.parties import commands_of, device_command
-from keyhole.project.spec import Project
+from keyhole.project.spec import FILE, Project
 from tests.project.test_spec import changed, folder, private  # noqa: F401 - a fixture
 
 TLS = {
@@ -114,12 +114,34 @@ def test_devices_are_added_and_what_is_there_stays(two_operators, tmp_path):
     assert (out / "shop-7" / "service.token").exists()
 
 
+def test_kits_get_the_code_that_the_project_has_now(two_operators, tmp_path):
+    out, source = tmp_path / "kits", two_operators.folder / "task.py"
+    made(two_operators, out)
+    source.write_text(source.read_text() + "\n# changed\n")
+    assert made(two_operators, out) == []
+    for kit in ("device-0", "device-2", "trainer"):
+        assert (out / kit / "task.py").read_bytes() == source.read_bytes()
+    assert (out / "trainer" / FILE).read_bytes() == (two_operators.folder / FILE).read_bytes()
+    assert not (out / "service" / "task.py").exists()
+
+
+def test_a_kit_that_leaves_this_machine_has_no_path_and_no_example_of_it(two_operators, tmp_path):
+    out = tmp_path / "kits"
+    made(two_operators, out)
+    told = [p.read_text() for kit in ("trainer", "device-0") for p in (out / kit).glob("*.s*")]
+    assert told
+    assert not [text for text in told if str(two_operators.folder) in text]
+    assert not (out / "device-0" / "data.csv").exists()
+
+
 def test_kits_of_another_deployment_are_not_mixed(two_operators, tmp_path):
     out = tmp_path / "kits"
     made(two_operators, out)
     other = changed(two_operators.folder, "two.example:8200", "two.example:8300")
     with pytest.raises(InputError, match="another \\[deploy\\]"):
         made(other, out)
+    with pytest.raises(InputError, match="another \\[deploy\\]"):
+        check_kit(other, out / "trainer")
 
 
 @pytest.mark.parametrize("name", ["service", "trainer", "../out", ""])

@@ -48,7 +48,8 @@ def test_a_private_project_tells_of_its_parties_its_price_and_what_a_try_out_is_
     project = private(folder)
     with project.importable():
         told = forecast_of(project)
-    assert {seen["keys"] for seen in told.learned.values()} == {"who takes part"}
+    assert {seen["keys"] for seen in told.learned.values()} == {"who takes part", "nothing"}
+    assert "how many chose each key" in told.learned["trainer"]["updates"]  # means over choosers
     assert any("a try-out, not a protection" in note for note in told.notes)
     assert any("sends more than the whole model" in note for note in told.notes)
 
@@ -83,9 +84,22 @@ def test_a_mistake_in_the_file_is_one_line_that_names_it(folder, old, new, named
     assert "\n" not in str(caught.value)
 
 
+def test_a_try_out_with_too_few_devices_is_told_of(folder):
+    project = changed(folder, "devices = 3", "devices = 2")
+    with project.importable():
+        (note,) = forecast_of(project).notes
+    assert "rounds wait for 3 devices, and a try-out has 2" in note
+
+
+def test_a_service_elsewhere_needs_a_folder_from_the_root(folder):
+    project = changed(folder, '"http://127.0.0.1:8100"', '"https://one.example"')
+    with pytest.raises(InputError, match="such as /srv/keyhole"):
+        check_parties(project)
+
+
 def test_a_second_operator_elsewhere_needs_a_store(folder):
     project = changed(folder, 'task = "task:TASK"', 'task = "task:TASK"\ndelivery = "pir"')
-    project = changed(folder, "devices = 3", 'second = "https://two.example"')
+    project = changed(folder, "devices = 3", 'rounds = "/srv"\nsecond = "https://two.example"')
     with pytest.raises(InputError, match="no way to the rounds"):
         check_parties(project)
 

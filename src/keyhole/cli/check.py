@@ -39,7 +39,8 @@ def check(folder: Path, as_json: bool) -> None:
     screen.print(_costs(told))
     for note in found.notes:
         click.echo(f"note: {note}")
-    click.echo(f"{found.task}: {found.rounds} rounds of {found.cohort} clients; nothing is wrong")
+    verdict = "see the notes" if found.notes else "nothing is wrong"
+    click.echo(f"{found.task}: {found.rounds} rounds of {found.cohort} clients; {verdict}")
 
 
 def _parties(learned: dict[str, dict[str, str]]) -> Table:

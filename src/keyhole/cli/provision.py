@@ -41,4 +41,7 @@ def provision(folder: Path, out: Path | None, names: Path | None) -> None:
         made = provision(project, out or project.folder / KITS, wanted)
     for name in made:
         click.echo((out or project.folder / KITS) / name)
-    click.echo(f"{len(made)} kits made: give each to its party, and to nobody else", err=True)
+    if made:
+        click.echo(f"{len(made)} kits made: give each to its party, and to nobody else", err=True)
+    else:
+        click.echo("all kits are there; their code is that of the project", err=True)

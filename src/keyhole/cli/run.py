@@ -38,6 +38,7 @@ def run(context: click.Context, folder: Path, is_deployed: bool, kit: Path | Non
     folder; the same command resumes a run that was stopped.
     """
     from keyhole.cli.train import train
+    from keyhole.project.kits import check_kit
     from keyhole.project.parties import TRAINER, check_parties, trainer_args
     from keyhole.project.spec import FILE, Project
 
@@ -52,6 +53,7 @@ def run(context: click.Context, folder: Path, is_deployed: bool, kit: Path | Non
                     f"the trainer has no kit: got no folder {kit}; expected one of `keyhole "
                     "provision` or `keyhole up`; make it, or name it with --kit"
                 )
+            check_kit(project, kit)
             args += trainer_args(project, kit)
         elif kit is not None:
             raise click.UsageError("--kit goes with --deploy")

@@ -43,9 +43,11 @@ def up(folder: Path) -> None:
             )
             known = set[str]()
             while not stop.wait(0.2):
-                for name in set(gone()) - known:
+                for name, code in gone().items():
+                    if name in known:
+                        continue
                     known.add(name)
-                    tell(name, "has ended")
+                    tell(name, f"has ended, with exit code {code}")
                     if name in project.deploy.urls:
                         raise WorkerError(
                             f"{name} has ended: got no service any more; expected it to go on; "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from keyhole.aggregation import aggregation_named, aggregation_names
-from keyhole.aggregation.base import about_of
+from keyhole.aggregation.base import AggregationAbout, about_of
 from keyhole.delivery import delivery_named
 from keyhole.delivery.base import Delivery
 from keyhole.delivery.clear import DEFAULT_SERVED
@@ -18,6 +18,7 @@ from keyhole.pricing import Speeds, Workload
 from keyhole.primitives.layout import Layout, max_keys_of
 from keyhole.project.parties import check_parties
 from keyhole.project.spec import Project
+from keyhole.service.sum_services import seen_in_shares
 
 
 @dataclass(frozen=True)
@@ -60,15 +61,23 @@ def forecast_of(project: Project) -> Forecast:
         (named,) = aggregation_names(lambda about: about.is_shared)
     delivery = delivery_named(spec.delivery.name if spec.delivery else DEFAULT_SERVED)
     notes = _notes(project, delivery.about.is_private, bool(project.deploy.aggregators))
+    if project.deploy.is_local and project.deploy.devices < parts.cohorts.asked:
+        notes.append(
+            f"rounds wait for {parts.cohorts.asked} devices, and a try-out has "
+            f"{project.deploy.devices}: raise devices in [deploy], or lower cohort.size"
+        )
     try:
         experiment.check_worth()
     except CostlyError as error:
-        notes.append(f"{error} (keyhole run --force)")
+        notes.append(f"`keyhole run` wants --force: {error}")
     learned: dict[str, dict[str, str]] = {}
-    for kind, about in (("keys", delivery.about), ("updates", about_of(aggregation_named(named)))):
-        for party, leak in about.leaks.items():
-            nothing = {"keys": "nothing", "updates": "nothing"}
-            learned.setdefault(party, nothing)[kind] = str(leak)
+    about, with_counts = about_of(aggregation_named(named)), spec.mean_over == "choosers"
+    seen_in_sum = seen_in_shares if project.deploy.aggregators else AggregationAbout.seen_by
+    in_sum = seen_in_sum(about, with_counts=with_counts and not about.is_in_clear)
+    seen = {"keys": {p: str(leak) for p, leak in delivery.about.leaks.items()}, "updates": in_sum}
+    for kind, told in seen.items():
+        for party, what in told.items():
+            learned.setdefault(party, dict.fromkeys(seen, "nothing"))[kind] = what
     return Forecast(
         task=spec.task.name,
         rounds=spec.rounds,

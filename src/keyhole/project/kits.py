@@ -40,7 +40,7 @@ from keyhole.project.parties import (
     seal_of,
     token_of,
 )
-from keyhole.project.spec import Project, host_of
+from keyhole.project.spec import FILE, Project, host_of
 from keyhole.service.access import Audience, Keyring, check_device_name, new_key
 from keyhole.service.sum_files import sealing_key
 from keyhole.wire.signing import SigningKey
@@ -106,7 +106,22 @@ def provision(project: Project, out: Path, names: Iterable[str]) -> list[str]:
         if not (out / name).exists():
             _make_device(project, out, name)
             made.append(name)
+    _refresh_code(project, out)
     return made
+
+
+def check_kit(project: Project, kit: Path) -> None:
+    """Raises InputError where a kit beside others was made for another [deploy]."""
+    if (kit.parent / _STATE).exists():
+        _is_new(kit.parent, _mark_of(project))
+
+
+def _refresh_code(project: Project, out: Path) -> None:
+    """Gives kits the code that the run has now: devices refuse rounds of another one."""
+    for source in (project.folder / FILE, *_sources(project)):
+        for known in out.glob(f"*/{source.name}"):
+            if known.read_bytes() != source.read_bytes():
+                _write(known, source.read_bytes(), is_secret=False)
 
 
 def _check_names(wanted: Iterable[str], services: Iterable[str]) -> None:
@@ -131,7 +146,7 @@ def _is_new(out: Path, mark: str) -> bool:
     if known != mark:
         raise InputError(
             f"{out} holds kits of another [deploy]: got kits made before it changed; expected kits "
-            "of this one; put it back, or make new ones in another folder (--out)"
+            "of this one; put it back, or remove the folder: new kits are made, with new secrets"
         )
     return False
 
@@ -155,6 +170,9 @@ def _make_services(project: Project, out: Path, services: list[str]) -> list[str
     if deploy.aggregators:
         _make_aggregators(project, out, folders)
     _make_certificates(project, out, folders)
+    if not deploy.is_local:  # it leaves this machine, and takes what it trains along
+        for source in (project.folder / FILE, *_sources(project)):
+            _write(folders[TRAINER] / source.name, source.read_bytes(), is_secret=False)
     for name, folder in folders.items():
         _write_starts(name, folder, commands_of(project, name))
     return [TRAINER, *services]
@@ -208,7 +226,7 @@ def _make_device(project: Project, out: Path, name: str) -> None:
     for source in _sources(project):
         _write(folder / source.name, source.read_bytes(), is_secret=False)
     rehearsed = project.folder / "devices" / f"{name}{Path(deploy.data).suffix}"
-    if rehearsed.is_file():  # examples for a try-out; a real device has its own
+    if deploy.is_local and rehearsed.is_file():  # examples for a try-out; a real device has its own
         _write(folder / deploy.data, rehearsed.read_bytes())
     _write_starts(name, folder, [device_command(project, name)])
 

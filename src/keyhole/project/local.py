@@ -40,8 +40,9 @@ def check_local(project: Project) -> None:
             except OSError as error:
                 raise InputError(
                     f"the port of {name} cannot be taken: got {host_of(url)}:{port_of(url)}, "
-                    f"{error.strerror}; expected a free one; stop what listens there, or write "
-                    "another port into [deploy]"
+                    f"{error.strerror}; expected a free one; stop what listens there, such as "
+                    "the services of a `keyhole up` that was killed, or write another port into "
+                    "[deploy]"
                 ) from error
 
 
@@ -96,11 +97,11 @@ class _Process:
 @contextmanager
 def running_parties(
     project: Project, kits: Path, stop: threading.Event, tell: Tell
-) -> Iterator[Callable[[], list[str]]]:
+) -> Iterator[Callable[[], dict[str, int]]]:
     """Starts the services of a project, then its devices, and ends them all with the context.
 
     Yields:
-        What names the processes that have ended since, and should not have.
+        What names the processes that have ended since, and should not have, with their exit codes.
 
     Raises:
         ServiceError: a service ended before it listened.
@@ -118,7 +119,7 @@ def running_parties(
             _await(process, stop)
         names = [] if stop.is_set() else device_names(project.deploy.devices)
         processes += [_Process(device_command(project, name), kits / name, tell) for name in names]
-        yield lambda: [process.name for process in processes if process.code is not None]
+        yield lambda: {each.name: each.code for each in processes if each.code is not None}
     finally:
         for process in reversed(processes):  # devices first: they would ask services that are gone
             process.stop()

@@ -27,7 +27,7 @@ def write_project(folder: Path) -> list[Path]:
         )
     make_directory(folder / "devices")
     texts = {each.stem: each.read_text() for each in _template()}
-    texts["README.md"] = texts["README.md"].replace("NAME", folder.resolve().name)
+    texts["README.md"] = texts["README.md"].replace("PROJECT", folder.resolve().name)
     texts |= {f"devices/device-{i}.csv": text for i, text in enumerate(_examples())}
     for name, text in texts.items():
         with storage_errors(folder / name, "write"):

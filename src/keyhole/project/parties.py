@@ -74,6 +74,11 @@ def check_parties(project: Project) -> None:
             f"{what}: got second = {deploy.second!r} in [deploy] and delivery = {name!r}; expected "
             "both or neither; change one of them"
         )
+    if not (deploy.is_local or Path(deploy.rounds).is_absolute()):
+        raise InputError(
+            f"trainer and service share a folder of their machine: got rounds = {deploy.rounds!r} "
+            "in [deploy]; expected a path from the root, such as /srv/keyhole; write it"
+        )
     if deploy.second is not None and not (deploy.is_local or deploy.store):
         raise InputError(
             "the second operator has no way to the rounds: got no store in [deploy]; expected one, "
@@ -90,9 +95,8 @@ def commands_of(project: Project, party: str) -> list[Command]:
     """Returns what a party other than a device runs."""
     deploy = project.deploy
     if party == TRAINER:
-        return [
-            Command(TRAINER, ("run", "--project", str(project.folder), "--deploy", "--kit", "."))
-        ]
+        where = "--project", str(project.folder) if deploy.is_local else "."
+        return [Command(TRAINER, ("run", *where, "--deploy", "--kit", "."))]
     listen = _listens(deploy.urls[party])
     if party == SERVICE:
         rounds = str(rounds_of(project))

@@ -21,7 +21,7 @@ import msgspec
 
 from keyhole.about import Leak
 from keyhole.aggregation import aggregation_names
-from keyhole.aggregation.base import ClientResult, SumResult, about_of
+from keyhole.aggregation.base import AggregationAbout, ClientResult, SumResult, about_of
 from keyhole.aggregation.exchange import (
     SharedSum,
     SumRound,
@@ -417,12 +417,18 @@ class SumServices:
         return self._round
 
     def _seen_by(self) -> dict[str, str]:
-        now, about = self._now(), about_of(self._now().parts.aggregate)
-        minimum = about.min_per_key
-        opened = f"the rows that {minimum} or more chose" if minimum else "all updates"
-        trainer = Leak(updates=f"who takes part, and the sum of {opened}")
-        about = replace(about, leaks={**about.leaks, "trainer": trainer})
-        return about.seen_by(with_counts=now.facts.with_counts)
+        now = self._now()
+        return seen_in_shares(about_of(now.parts.aggregate), with_counts=now.facts.with_counts)
+
+
+def seen_in_shares(about: AggregationAbout, *, with_counts: bool) -> dict[str, str]:
+    """Returns what each party learns of updates whose sum two aggregators open, the trainer among
+    them."""
+    minimum = about.min_per_key
+    opened = f"the rows that {minimum} or more chose" if minimum else "all updates"
+    trainer = Leak(updates=f"who takes part, and the sum of {opened}")
+    about = replace(about, leaks={**about.leaks, "trainer": trainer})
+    return about.seen_by(with_counts=with_counts)
 
 
 def _ready(layout: Layout, parts: RunParts) -> tuple[SharedSum, float]:
