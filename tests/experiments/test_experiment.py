@@ -93,6 +93,19 @@ def test_other_data_in_the_same_directory_is_refused(tmp_path):
         Experiment(arm(), writers(count=7)).run(0, tmp_path / "run")
 
 
+def test_a_stopped_run_is_not_the_result_of_fewer_rounds(tmp_path):
+    stop, longer = threading.Event(), Experiment(arm(rounds=9), writers())
+
+    def stop_later(record):
+        if record.round == 2:
+            stop.set()
+
+    assert longer.run(0, tmp_path, stop=stop, on_round=stop_later) is None
+    with pytest.raises(InputError, match="more rounds than are asked for: got 1"):
+        Experiment(arm(rounds=1), writers()).run(0, tmp_path)
+    assert longer.run(0, tmp_path).rounds == 9
+
+
 @pytest.mark.parametrize(("rounds", "keep_state"), [(2, True), (2, False), (4, False)])
 def test_a_finished_run_of_another_length_is_never_lost(tmp_path, rounds, keep_state):
     Experiment(arm(), writers()).run(0, tmp_path / "run", keep_state=keep_state)

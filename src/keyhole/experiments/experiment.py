@@ -32,6 +32,7 @@ from keyhole.experiments.trial import (
     Result,
     Start,
     begin_trial,
+    check_length,
     digest_of,
     read_result,
     read_seconds,
@@ -383,8 +384,7 @@ class Experiment:
 
         Args:
             directory: where to keep it; None keeps it in memory only.
-            execute: where clients train; None for the engine of your own that the record names,
-                or else this process.
+            execute: where clients train; None for the record's own engine, or else this process.
             stop: once set, the round under way is the last for now.
             on_round: called after each round that is made, and for those made before.
             on_note: called with each sentence on what was found amiss in the files of the trial.
@@ -396,8 +396,7 @@ class Experiment:
         Returns:
             The result, None if `stop` came first.
         """
-        asked = self.describe(trial)
-        over: tuple[str, ...] = ()
+        asked, over = self.describe(trial), tuple[str, ...]()
         if directory is not None and kind is None:  # devices may be at work on a first round
             self.check()
             over = start_over(directory, asked)
@@ -407,6 +406,7 @@ class Experiment:
                 on_note(note)
             return done
         before, notes = (0.0, ()) if directory is None else read_seconds(directory)
+        check_length(directory, self.spec.rounds)
         started, run = time.perf_counter(), self.start(trial, directory, kind, hold)
         notes = (*run.notes, *notes)
         for note in (*over, *notes):

@@ -137,6 +137,16 @@ def read_result(directory: Path, asked: Mapping[str, Any]) -> Result | None:
     return None
 
 
+def check_length(directory: Path | None, rounds: int) -> None:
+    """Raises InputError where a trial that is not finished has made more rounds than are asked."""
+    made = 0 if directory is None else rounds_kept(directory)
+    if made > rounds:
+        raise InputError(
+            f"{directory} has more rounds than are asked for: got {rounds}; expected {made} or "
+            "more; ask for them, or choose another directory"
+        )
+
+
 def find_result(directory: Path) -> Result | None:
     """Returns the result that a trial's directory holds, None where it holds none; what was asked
     is not compared."""
