@@ -111,8 +111,8 @@ def test_a_build_that_puts_the_seed_back_is_broken_by_it(tmp_path, monkeypatch):
     def seeded(server, noise=None):
         return share(server, lambda part: derived(b"noise", (SEED, 0, 0), part, server.party))
 
-    def telling(t, parts):
-        return {**round_settings(t, parts), "seed": parts.seed}
+    def telling(t, parts, users=None):
+        return {**round_settings(t, parts, users), "seed": parts.seed}
 
     monkeypatch.setattr(SumServer, "share", seeded)
     monkeypatch.setattr(rounds_over_a_service, "round_settings", telling)

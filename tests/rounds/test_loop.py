@@ -171,7 +171,7 @@ directory, kind = Path(sys.argv[1]), sys.argv[2]
 known = any((directory / "state").glob("snapshot-*.khs"))
 run = test_loop.resume(directory, kind) if known else test_loop.start(directory, kind)
 evaluation = test_loop.Evaluation(test_loop.toy.metrics, 3)
-for record in run.rounds(150, evaluation=evaluation, snapshot_every=4):
+for record in run.rounds(600, evaluation=evaluation, snapshot_every=4):
     print("round", flush=True)
 print("done", flush=True)
 """
@@ -180,7 +180,7 @@ print("done", flush=True)
 @pytest.mark.slow
 def test_a_run_killed_again_and_again_ends_with_the_same_bytes(kind, tmp_path):
     whole = start(None, kind)
-    list(whole.rounds(150, evaluation=Evaluation(toy.metrics, 3)))
+    list(whole.rounds(600, evaluation=Evaluation(toy.metrics, 3)))
     dice, kills = random.Random(0), 0
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     while True:
