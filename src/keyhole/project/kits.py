@@ -1,9 +1,9 @@
 """Makes a start-up kit for each party of a deployment: its keys, tokens, certificate and units.
 
 A kit is a folder that its party takes away: all that it needs, and no secret of another party, but
-for the key that two aggregators know each other by, which is in the kits of both. Whoever makes the
-kits sees them all: two operators who do not trust one maker let each aggregator and slice server
-make its own keys (docs/deploy.md, step 7).
+for the key by which two aggregators know each other, which is in both their kits. The person who
+makes the kits sees all secrets; two operators who do not trust one person with that make their own
+keys (docs/deploy.md, step 7).
 """
 
 from __future__ import annotations
