@@ -32,11 +32,11 @@ from keyhole.experiments.trial import (
     Result,
     Start,
     begin_trial,
-    check_length,
     digest_of,
     read_result,
     read_seconds,
     start_over,
+    too_few_rounds,
     write_result,
     write_seconds,
 )
@@ -380,7 +380,7 @@ class Experiment:
         hold: Hold = hold_here,
         on_end: Callable[[Run], None] = lambda _: None,
     ) -> Result | None:
-        """Runs a trial to its end.
+        """Runs a trial to its end; returns the result, None if `stop` came first.
 
         Args:
             directory: where to keep it; None keeps it in memory only.
@@ -392,9 +392,6 @@ class Experiment:
             kind: what makes the rounds; None makes them in process.
             hold: what holds the server's state, given one in this process.
             on_end: called with the run once its last round is made.
-
-        Returns:
-            The result, None if `stop` came first.
         """
         asked, over = self.describe(trial), tuple[str, ...]()
         if directory is not None and kind is None:  # devices may be at work on a first round
@@ -406,8 +403,10 @@ class Experiment:
                 on_note(note)
             return done
         before, notes = (0.0, ()) if directory is None else read_seconds(directory)
-        check_length(directory, self.spec.rounds)
         started, run = time.perf_counter(), self.start(trial, directory, kind, hold)
+        if run.next_round > self.spec.rounds:
+            run.close()
+            raise too_few_rounds(directory, self.spec.rounds, run.next_round)
         notes = (*run.notes, *notes)
         for note in (*over, *notes):
             on_note(note)

@@ -137,14 +137,12 @@ def read_result(directory: Path, asked: Mapping[str, Any]) -> Result | None:
     return None
 
 
-def check_length(directory: Path | None, rounds: int) -> None:
-    """Raises InputError where a trial that is not finished has made more rounds than are asked."""
-    made = 0 if directory is None else rounds_kept(directory)
-    if made > rounds:
-        raise InputError(
-            f"{directory} has more rounds than are asked for: got {rounds}; expected {made} or "
-            "more; ask for them, or choose another directory"
-        )
+def too_few_rounds(directory: Path | None, rounds: int, made: int) -> InputError:
+    """Returns the error of a trial that is not finished and has more rounds than are asked."""
+    return InputError(
+        f"{directory} has more rounds than are asked for: got {rounds}; expected {made} or more; "
+        "ask for them, or choose another directory"
+    )
 
 
 def find_result(directory: Path) -> Result | None:
