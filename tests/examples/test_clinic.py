@@ -23,7 +23,7 @@ def test_clinics_that_nobody_named_train_in_private_and_measure_the_model(tmp_pa
     assert done.returncode == 0, done.stdout + done.stderr
     rounds = re.findall(r"^round (\d): (\d) clinics", done.stdout, re.M)
     assert [int(number) for number, _ in rounds] == [0, 1, 2, 3]
-    assert all(int(count) >= 4 for _, count in rounds)
+    assert all(int(count) >= 3 for _, count in rounds)  # the min clients of devices
     assert "learned of codes: {'first server': 'who takes part', 'second server'" in done.stdout
     measured = [float(value) for value in re.findall(r"accuracy (0\.\d+)$", done.stdout, re.M)]
     assert len(measured) == 2

@@ -95,7 +95,7 @@ def test_a_served_run_with_a_liar_is_the_run_in_process(tmp_path, above):
     assert float(counted) >= sum(lied)  # requests: a device that heard no answer sends again
     assert device_name(LIAR) not in page
     told = [str(error) for error in heard if "above the max norm" in str(error)]
-    assert len(told) == (sum(lied) if above == "refuse" else 0)
+    assert len(told) >= sum(lied) if above == "refuse" else not told  # it may ask again
 
 
 def test_honest_devices_clip_as_clients_in_process_do(tmp_path):
