@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -149,8 +149,15 @@ class Deployment:
         )
 
     def kill(self, name):
-        """SIGKILL to a child and to all that it has started."""
-        os.killpg(self.children.pid_of(name), signal.SIGKILL)
+        """SIGKILL to a child and to all that it has started, some in sessions of their own; returns
+        once all have ended, and with them their locks."""
+        child = self.children.pid_of(name)
+        started = list(_descendants(child))
+        os.killpg(child, signal.SIGKILL)
+        for pid in started:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.wait(lambda: not any(map(_lives, started)))
 
     def kill_task(self, node, command):
         """SIGKILL to the process `command` that a node or the SuperLink has started."""
@@ -203,5 +210,13 @@ def _descendants(pid):
 def _runs(pid, command):
     try:
         return command.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def _lives(pid):
+    """Whether a process runs; one that has ended and was not waited for holds nothing."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
