@@ -77,7 +77,7 @@ class Cohorts:
         sampling: "fixed" draws without replacement; "poisson" takes each client with probability
             asked / population, so a cohort's size varies; "cyclic" goes through the population in
             one random order, so that every client rests as long as it can; "check-in" draws from
-            the devices that wait, whoever they are.
+            the devices that wait, of any names.
         over_selection: how many times more clients are asked than are waited for; the round closes
             with the first `size` that answer.
         min_updates: a round that closes with fewer updates makes no step; 0 takes what has come.

@@ -282,8 +282,8 @@ def seal_share(public: bytes, round_id: str, device: str, token: str, body: byte
 
     Args:
         device: the name by which the server counts the client; under another, it does not open.
-        token: that lets the client in at the server, whole. It goes into the key: whoever has only
-            what is shown of it can seal nothing in the client's name.
+        token: that lets the client in at the server, whole. It goes into the key: what is
+            shown of it does not suffice to seal anything in the client's name.
 
     Raises:
         MalformedError: not a public key.

@@ -65,8 +65,8 @@ def watch(place: str, ca: Path | None, **options: Any) -> None:
     `keyhole serve` serves. URL is the address of metrics that a service, a trainer or an aggregator
     prints when it starts. The page shows metrics over rounds, bytes of a client beside broadcast,
     what became of each cohort, who learned what, privacy spent and incidents; runs can be compared.
-    It can only be read, and only on this machine unless --host says otherwise: whoever reaches it
-    sees all of that.
+    It can only be read, and only on this machine unless --host says otherwise: anyone who reaches
+    it sees all of that.
     """
     from keyhole.experiments.watch.app import WatchApp
     from keyhole.experiments.watch.folder import RunFolder

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def queried_from(servers: int) -> QueryDelivery:
-    """Returns the delivery by private queries to so many servers that comes with keyhole."""
+    """Returns the delivery by private queries to this many servers that comes with keyhole."""
     found = [each for each in all_deliveries() if each.about.route == "queries"]
     return served_by_queries(next(each for each in found if each.about.servers == servers))
 

@@ -1,4 +1,4 @@
-"""Draws cohorts from the devices that wait, whoever they are: a population by check-in.
+"""Draws cohorts from the devices that wait, of any names: a population by check-in.
 
     waiting/<device>  of the rounds directory: a device that was told to come again. The time of the
                       file is until when it counts as waiting, its content what the device has said

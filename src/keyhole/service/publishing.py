@@ -83,7 +83,7 @@ class Published:
 
 @dataclass(frozen=True)
 class _Known:
-    """What a round was published from: a state after so many steps, and its frozen leaves."""
+    """What a round was published from: a state after this many steps, and its frozen leaves."""
 
     state: weakref.ref[ServerState]
     step: int

@@ -2,7 +2,7 @@
 
 An update is then a few numbers that everyone sends, and no key: the weight of a device's examples,
 and of each metric its product with that weight and the weight again. They are added up as updates
-are, in the clear or in shares, so whoever may open the sum learns the weighted means.
+are, in the clear or in shares, so a party that may open the sum learns the weighted means.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Evaluates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         metrics: their names, in the order in which they are sent.
-        max_examples: those of a device with more count as so many.
+        max_examples: a device with more examples counts as if it had this many.
     """
 
     metrics: Annotated[
@@ -48,8 +48,8 @@ class Evaluates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return {EVALUATION_SETTING: msgspec.to_builtins(self)}
 
     def numbers(self, measured: Mapping[str, float], examples: int) -> Tree:
-        """Returns what a device sends that has measured this on so many examples; a metric that is
-        missing or not finite does not count."""
+        """Returns what a device sends that has measured this on that number of examples; a metric
+        that is missing or not finite does not count."""
         weight = min(examples, self.max_examples) / self.max_examples
         told = [weight]
         for name in self.metrics:
