@@ -75,7 +75,7 @@ def watch(place: str, ca: Path | None, **options: Any) -> None:
 
     found = watched_at(place, ca, options["insecure"], patience=_PATIENCE)
     runs = found if isinstance(found, RunFolder) else None
-    app = WatchApp(found, runs, frozenset({options["host"]}))
+    app = WatchApp(found, runs, frozenset({options["host"].lower()}))
     host, port, cert = options["host"], options["port"], options["tls_cert"]
     listen = Listen(host, port, cert, options["tls_key"], insecure=options["insecure"])
     with stop_on_signals() as stop, serving(app, listen, prepare=lambda: None) as url:

@@ -36,7 +36,10 @@ from keyhole.sampling import Cohorts
 from keyhole.service.access import DEVICE_NAME
 from keyhole.wire.assignment import CheckIn
 
-_FOLDER, _LOG, _EVALUATORS = "waiting", "cohorts.jsonl", "evaluations.jsonl"
+WAITING = "waiting"
+"""The folder of a rounds directory in which services note who waits."""
+
+_LOG, _EVALUATORS = "cohorts.jsonl", "evaluations.jsonl"
 _GRACE = 2.0  # times what a device was told to wait, after which it no longer counts as waiting
 _MAX_AHEAD = 3 * 86_400.0  # seconds; who waits for longer was noted by a clock that was wrong
 _IDLE = 20  # times as long as a look took, between two looks
@@ -49,7 +52,7 @@ class WaitingRoom:
     """The devices that wait, as files. Any number of services and one trainer may share it."""
 
     def __init__(self, directory: Path, clock: Callable[[], float] = time.time) -> None:
-        self._folder, self._clock = directory / _FOLDER, clock
+        self._folder, self._clock = directory / WAITING, clock
         self._said: dict[str, CheckIn] = {}  # what the files of some devices hold
 
     def open(self) -> None:
@@ -67,7 +70,7 @@ class WaitingRoom:
         with suppress(OSError):  # no trainer draws, or the disk is full: the device asks again
             if self._said.get(device) != said or not _touched(path, until):
                 # Of one length, so that it is never read by halves.
-                content = b"%12d %12d\n" % (said.memory_mb or 0, said.examples or 0)
+                content = b"%13d %13d\n" % (said.memory_mb or 0, said.examples or 0)
                 file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
                 with os.fdopen(file, "wb", buffering=0) as opened:
                     opened.write(content)
@@ -109,7 +112,7 @@ def count_waiting(directory: Path, now: float) -> int | None:
     trainer draws from them."""
     count = 0
     try:
-        with os.scandir(directory / _FOLDER) as entries:
+        with os.scandir(directory / WAITING) as entries:
             for entry in entries:
                 with suppress(FileNotFoundError):  # drawn a moment ago
                     count += 0 <= entry.stat().st_mtime - now <= _MAX_AHEAD

@@ -13,15 +13,18 @@ import math
 import random
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping, Sequence, Set
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from pathlib import Path
 from traceback import extract_tb
 from typing import Any, Protocol, TypeAlias
+from urllib.parse import urlsplit
 
 import msgspec
 
 from keyhole.errors import (
+    AccessError,
     BusyError,
     KeyholeError,
     MethodError,
@@ -397,6 +400,26 @@ class Edge:
         return error_response(hidden)
 
 
+_LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+def refuse_led_here(request: Request, hosts: Set[str] = frozenset()) -> None:
+    """Raises AccessError for a request under another name than an address, localhost or one of
+    `hosts`: a site whose name was pointed here leads a browser here so, and would read the
+    answer."""
+    host = request.headers.get(b"host", b"").decode("latin-1")
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+        if name not in _LOOPBACK | hosts:
+            ip_address(name)
+    except ValueError:
+        raise AccessError(
+            f"the page has another name: got {len(host)} characters of a host; expected "
+            "localhost, an address, or the --host it was started with; open the address that it "
+            "prints"
+        ) from None
+
+
 class MetricsPage(Protocol):
     """What is shown at the address of metrics."""
 
@@ -409,7 +432,8 @@ class MetricsApp:
     """Shows the metrics of a service at an address of their own, and nothing else.
 
     What is counted of all devices together still tells an operator's habits, and a page costs more
-    to make than most requests: it is not for everyone who can reach the service.
+    to make than most requests: it is not for everyone who can reach the service, nor for a site
+    in a browser of its machine.
     """
 
     def __init__(self, shown: MetricsPage, limits: Limits) -> None:
@@ -423,6 +447,9 @@ class MetricsApp:
         return self._edge(scope, receive, send)
 
     async def _page(self, request: Request) -> Response:
+        at = request.scope.get("server")
+        if at and at[0] in _LOOPBACK:  # another address has names that only its operator knows
+            refuse_led_here(request)
         text = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
         return Response.of(200, [text, NO_STORE], self._shown.page())
 

@@ -21,8 +21,10 @@ from keyhole.files import make_directory, passing_file, storage_errors, sweep, s
 from keyhole.service.access import DEVICE_NAME, check_device_name
 from keyhole.wire.manifest import number_of
 
+REFUSED = ".refused"
+"""The folder of a round's uploads in which devices are named whose update was refused."""
+
 _CLOSED, _COUNTED, _REMOVED = ".closed", ".counted", ".removed"
-_REFUSED = ".refused"  # a folder of devices, each with why
 _MARKS_KEPT = 256  # rounds; an upload that began in one has long ended when its marks go
 
 
@@ -55,7 +57,7 @@ class UpdateSpool:
         Raises ConflictError if other bytes are here, TooLateError if the round closed without it.
         """
         path = self._path(round_id, device)
-        if (path.parent / _REFUSED / device).exists():
+        if (path.parent / REFUSED / device).exists():
             raise ConflictError(
                 "an update of this device was refused in this round: got another; expected one "
                 "update for each device and round; wait for the next round"
@@ -101,7 +103,7 @@ class UpdateSpool:
     def refuse(self, round_id: str, device: str, why: Refusal) -> None:
         """Takes note that the update of a device was refused: none of it counts in this round."""
         path = self._path(round_id, device)
-        folder = path.parent / _REFUSED
+        folder = path.parent / REFUSED
         if path.exists():  # what was acknowledged counts, whatever is sent behind it
             return
         self._make(folder.parent)
@@ -119,7 +121,7 @@ class UpdateSpool:
     def refusal(self, round_id: str, device: str) -> Refusal | None:
         """Returns why the update of a device was refused; None if it was not."""
         try:
-            why = (self._path(round_id, device).parent / _REFUSED / device).read_bytes()
+            why = (self._path(round_id, device).parent / REFUSED / device).read_bytes()
         except FileNotFoundError:
             return None
         return "norm" if why == b"norm" else "numbers"
@@ -179,7 +181,7 @@ class UpdateSpool:
             _sweep(folder)
             for device in self.devices(round_id):
                 (folder / device).unlink(missing_ok=True)
-            shutil.rmtree(folder / _REFUSED, ignore_errors=True)
+            shutil.rmtree(folder / REFUSED, ignore_errors=True)
             removed = [f for f in self._folders() if (f / _REMOVED).exists()]
             removed.sort(key=lambda f: (f / _REMOVED).stat().st_mtime_ns)
             for old in removed[:-_MARKS_KEPT]:
@@ -271,13 +273,13 @@ def sizes_in(folder: Path) -> dict[str, int]:
     found = {}
     for name in _shown(folder):
         with suppress(FileNotFoundError):  # the round may have been removed meanwhile
-            found[name] = (folder / name).stat().st_size
+            found[name] = (folder / name).lstat().st_size
     return found
 
 
 def refused_in(folder: Path) -> list[str]:
     """Returns the devices whose update was refused in the round of this folder, sorted."""
-    return sorted(_shown(folder / _REFUSED))
+    return sorted(_shown(folder / REFUSED))
 
 
 def _shown(folder: Path) -> list[str]:
@@ -302,4 +304,4 @@ def _locked(folder: Path) -> Iterator[None]:
 def _sweep(folder: Path) -> None:
     """Removes what dead processes were storing in the folder of a round."""
     sweep(folder)
-    sweep(folder / _REFUSED)
+    sweep(folder / REFUSED)

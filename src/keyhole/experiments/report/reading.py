@@ -83,8 +83,8 @@ class _Sweep(_Read, frozen=True):
 
 
 class _Size(_Read, frozen=True):
-    server: Annotated[int, Meta(ge=1)]
-    client: _Count
+    server: Annotated[int, Meta(ge=1, lt=1 << 62)]
+    client: Annotated[int, Meta(ge=0, lt=1 << 62)]
 
 
 class _Run(_Read, frozen=True):
@@ -253,8 +253,14 @@ def trial_of(directory: Path, records: Sequence[RoundRecord]) -> Trial:
         spec = RunSpec.read(told.spec)
     except InputError as error:
         raise _naming(path, error) from error
+    except UnicodeEncodeError as error:  # half a letter, which JSON can hold
+        raise _foreign(path, what, str(error)) from error
     if spec.trial != trial_number(directory):
         raise _foreign(path, what, f"spec.trial {spec.trial} in another directory")
+    try:
+        costs = _costs(records)
+    except OverflowError as error:
+        raise _foreign(directory / "records.jsonl", "the records of a run", str(error)) from error
     metrics = sorted({name for record in records for name in record.metrics})
     done = max((record.round + 1 for record in records), default=0)
     result = _read_result(directory / "result.json")
@@ -267,7 +273,7 @@ def trial_of(directory: Path, records: Sequence[RoundRecord]) -> Trial:
         broadcast_bytes=broadcast_bytes(told.size.server),
         split=told.curve,
         curves={name: curve_of(records, name) for name in metrics},
-        costs=_costs(records),
+        costs=costs,
         # Records beyond the result are of a run that was asked to go on and has not ended yet.
         result=result if result is not None and result.rounds >= done else None,
     )
@@ -295,7 +301,11 @@ def _read_result(path: Path) -> TrialResult | None:
 
 
 def _costs(records: Sequence[RoundRecord]) -> Costs | None:
-    """Means over all clients and rounds; what parties learned in any round."""
+    """Means over all clients and rounds; what parties learned in any round.
+
+    Raises:
+        OverflowError: numbers that no run has.
+    """
     down = [count for record in records for count in record.bytes_down]
     up = [count for record in records for count in record.bytes_up]
     if not down or not up:

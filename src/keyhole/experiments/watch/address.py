@@ -20,6 +20,7 @@ from keyhole.service.status import RoundStatus
 from keyhole.service.telling import status_from
 from keyhole.wire.assignment import Phase
 from keyhole.wire.http import HttpClient
+from keyhole.wire.manifest import number_of
 from keyhole.wire.sockets import Retry
 
 _METRICS, _CURRENT = "/metrics", "/v1/rounds/current"
@@ -65,7 +66,7 @@ class ServiceWatch:
         try:
             text = bytes(got.body).decode()
             return status_from(text) if self._is_metrics else _of_current(json.loads(text))
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
             raise self._odd("an answer of another kind") from error
 
     def overview(self) -> Told:
@@ -102,5 +103,7 @@ class ServiceWatch:
 def _of_current(told: dict[str, Any]) -> RoundStatus:
     """What devices are told of the current round."""
     phase: Phase = "open" if told["phase"] == "open" else "closed"
-    number = int(told["number"])
-    return RoundStatus(str(told["round"]), number, phase, None, None, None, 0, None, None)
+    round_id, number = str(told["round"]), int(told["number"])
+    if number_of(round_id) != number:
+        raise ValueError(f"round {number} of another name")
+    return RoundStatus(round_id, number, phase, None, None, None, 0, None, None)

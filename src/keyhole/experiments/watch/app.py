@@ -20,11 +20,11 @@ from collections.abc import Awaitable, Mapping
 from hashlib import sha256
 from importlib.resources import files
 from typing import Protocol
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs
 
 import msgspec
 
-from keyhole.errors import AccessError, InputError, NotFoundError
+from keyhole.errors import InputError, NotFoundError
 from keyhole.experiments.watch.folder import Told
 from keyhole.service.limits import Limits
 from keyhole.service.metrics import Metrics
@@ -40,6 +40,7 @@ from keyhole.service.routes import (
     Scope,
     Send,
     health_routes,
+    refuse_led_here,
 )
 
 _TYPES = {"page.html": b"text/html", "watch.js": b"text/javascript"}
@@ -53,7 +54,6 @@ _GUARDS: Headers = [
     (b"cross-origin-resource-policy", b"same-origin"),
     (b"cache-control", b"no-cache"),
 ]
-_LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 class Watched(Protocol):
@@ -78,14 +78,14 @@ class WatchApp:
     Args:
         watched: what it shows.
         runs: the same, where it has runs.
-        hosts: names under which it may be asked, beside those of this machine.
+        hosts: names under which it may be asked, beside localhost and addresses.
     """
 
     def __init__(
         self, watched: Watched, runs: WatchedRuns | None, hosts: frozenset[str] = frozenset()
     ) -> None:
         self.limits, self.metrics = Limits(), Metrics()
-        self._watched, self._runs, self._hosts = watched, runs, _LOOPBACK | hosts
+        self._watched, self._runs, self._hosts = watched, runs, hosts
         self._lock = asyncio.Lock()  # one look at the folder at a time
         folder = files("keyhole.experiments.watch")
         self._files = {name: (folder / name).read_bytes() for name in _TYPES}
@@ -107,18 +107,18 @@ class WatchApp:
         return self._edge(scope, receive, send)
 
     async def _page(self, request: Request) -> Response:
-        self._check(request)
+        refuse_led_here(request, self._hosts)
         name = str(request.scope["path"]).lstrip("/") or "page.html"
         kind = (b"content-type", _TYPES[name] + b"; charset=utf-8")
         return _answer(request, [kind, self._policy, *_GUARDS], self._files[name])
 
     async def _overview(self, request: Request) -> Response:
-        self._check(request)
+        refuse_led_here(request, self._hosts)
         async with self._lock:
             return _told(request, await asyncio.to_thread(self._watched.overview))
 
     async def _run(self, request: Request) -> Response:
-        self._check(request)
+        refuse_led_here(request, self._hosts)
         query = parse_qs(bytes(request.scope["query_string"]).decode("utf-8", "replace"))
         (name, *_) = query.get("name", [""])
         async with self._lock:
@@ -130,15 +130,6 @@ class WatchApp:
                 raise NotFoundError(
                     f"{error.wrong}: got {error.got}; expected {error.allowed}; {error.fix}"
                 ) from error
-
-    def _check(self, request: Request) -> None:
-        """Refuses a request that a site of another name has led here."""
-        host = request.headers.get(b"host", b"").decode("latin-1")
-        if urlsplit(f"//{host}").hostname not in self._hosts:
-            raise AccessError(
-                f"the page has another name: got {len(host)} characters of a host; expected "
-                "localhost, or the --host of `keyhole watch`; open the address that it prints"
-            )
 
 
 def _told(request: Request, told: Mapping[str, object]) -> Response:

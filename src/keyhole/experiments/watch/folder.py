@@ -3,7 +3,8 @@
 What is told of a run is what `keyhole report` tells: the same curves, costs, bytes beside broadcast
 and who learned what. Files that have not changed are not read again, and of records that have grown
 the new lines alone. Nothing outside the folder is read, whatever links in it say; what cannot be
-read is named, and hides nothing else.
+read is named, and hides nothing else. Texts of files and names of folders are told without what
+could steer a terminal, or has no place in JSON.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ from keyhole.experiments.report.results import Curve, Series, Trial
 from keyhole.experiments.report.writing import is_share, metric_name, shorten_names
 from keyhole.experiments.statistics import Spread, numbers_of
 from keyhole.rounds.record import RoundRecord, decode_records
-from keyhole.service.directory import CURRENT
+from keyhole.service.directory import COHORT, CURRENT, MANIFEST, read_current, round_path
+from keyhole.service.lobby import WAITING
+from keyhole.service.spool import REFUSED
 from keyhole.service.status import PROGRESS, UPDATES, RoundFiles, counted
 
 Told: TypeAlias = dict[str, Any]
@@ -32,7 +35,7 @@ Told: TypeAlias = dict[str, Any]
 
 _FILES = "run.json", "records.jsonl", "result.json"
 _LISTS = ("late", "stale", "refused", "empty", "lost_before", "lost_after")  # of a record
-_OF_ROUNDS = CURRENT, PROGRESS, UPDATES, "rounds"
+_OF_ROUNDS = CURRENT, PROGRESS, "rounds"
 _KEPT = 16  # trials whose records stay in memory: those looked at last
 _MAX_DEPTH = 6  # of folders below the one that is watched
 
@@ -91,14 +94,15 @@ class RunFolder:
                     runs.append(self._line(path))
                 elif (status := self._rounds(path)) is not None:
                     rounds.append(status)
-            except (KeyholeError, OSError) as error:
+            except (KeyholeError, OSError, OverflowError) as error:
                 troubles.append(f"{self._name(path)}: {_words(error)}")
         runs.sort(key=lambda run: -run["changed"])
         shorts = shorten_names([run["label"] for run in runs]) if len(runs) > 1 else []
         for run, short in zip(runs, shorts or [run["label"] for run in runs], strict=True):
             run["short"] = short
         told = {"folder": self.root.name, "runs": runs, "rounds": rounds, "troubles": troubles}
-        return told | {"unread": unread, "now": self.now()}
+        whole: Told = printable(told | {"unread": unread, "now": self.now()})
+        return whole
 
     def run(self, name: str) -> Told:
         """Returns everything that the page shows of a run.
@@ -106,14 +110,17 @@ class RunFolder:
         Raises:
             InputError: the folder has no run of this name, or a file of it is damaged.
         """
-        found = (p for kind, p in self._places() if kind == "run" and self._name(p) == name)
+        runs = (path for kind, path in self._places() if kind == "run")
+        found = (path for path in runs if printable(self._name(path)) == name)
         path = next(found, None)
         if path is None:
             raise InputError(
                 f"no such run: got {name!r}; expected one of those in {self.root.name}; take its "
                 "name from the list"
             )
-        return _described(self._line(path), self._series(path), self._newest(path))
+        told = _described(self._line(path), self._series(path), self._newest(path))
+        whole: Told = printable(told)
+        return whole
 
     def _places(self) -> Iterator[tuple[str, Path]]:
         """Folders of runs and of rounds, by name; links that lead out are passed over."""
@@ -124,9 +131,8 @@ class RunFolder:
             if any(trial_number(path / n) is not None and self._is_run(path / n) for n in names):
                 yield "run", path
             if CURRENT in files:
-                is_linked = any((path / n).is_symlink() for n in _OF_ROUNDS)
                 names.clear()
-                if not is_linked:
+                if all(self._is_here(path / n) for n in _OF_ROUNDS):
                     yield "rounds", path
             depth = len(path.relative_to(here).parts)
             names[:] = sorted(n for n in names if trial_number(path / n) is None)
@@ -137,7 +143,13 @@ class RunFolder:
         """Whether a trial was begun here, and all that is read of it lies in the folder."""
         if trial.is_symlink() or not (trial / _FILES[0]).is_file():
             return False
-        return not any((trial / name).is_symlink() for name in _FILES)
+        return all(self._is_here(trial / name) for name in _FILES)
+
+    def _is_here(self, path: Path) -> bool:
+        """Whether it is missing, or a file or folder below the one that is watched: no link that
+        leads out, and no pipe, which would be waited for."""
+        is_plain = path.is_file() or path.is_dir() or not path.exists()
+        return is_plain and path.resolve().is_relative_to(self.root)
 
     def _name(self, path: Path) -> str:
         return path.relative_to(self.root).as_posix()
@@ -147,6 +159,9 @@ class RunFolder:
 
     def _rounds(self, path: Path) -> Told | None:
         files = self._files.setdefault(path, RoundFiles(path))
+        current = read_current(path)
+        if current is None or not all(map(self._is_here, _of_round(path, current.round))):
+            return None
         status = files.status(self.now())
         if status is None:
             return None
@@ -241,6 +256,12 @@ class RunFolder:
         }
 
 
+def _of_round(path: Path, round_id: str) -> Iterator[Path]:
+    """What is read of a round, in the rounds directory at `path`."""
+    of_round, updates = round_path(path, round_id), path / UPDATES / round_id
+    yield from (of_round / COHORT, of_round / MANIFEST, updates / REFUSED, path / WAITING)
+
+
 def _described(line: Told, series: Series, records: Sequence[RoundRecord]) -> Told:
     """Everything that the page shows of a run."""
     metrics = {name for trial in series.trials for name in trial.curves}
@@ -328,6 +349,26 @@ def _told(spread: Spread | None) -> Told | None:
 
 def _mean(values: Sequence[int]) -> float | None:
     return sum(values) / len(values) if values else None
+
+
+def printable(told: Any) -> Any:
+    """Returns plain values with texts that can be printed and sent: characters that could steer a
+    terminal, and bytes of names that are no text, as the escapes that Python writes for them.
+
+    >>> printable({"name": "run\\x1b[2J"})
+    {'name': 'run\\\\x1b[2J'}
+    """
+    if isinstance(told, str):
+        return told if told.isprintable() else "".join(map(_escaped, told))
+    if isinstance(told, Mapping):
+        return {printable(name): printable(value) for name, value in told.items()}
+    if isinstance(told, list | tuple):
+        return type(told)(map(printable, told))
+    return told
+
+
+def _escaped(letter: str) -> str:
+    return letter if letter.isprintable() else letter.encode("unicode_escape").decode("ascii")
 
 
 def _number(value: Any) -> Any:
