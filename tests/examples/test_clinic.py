@@ -23,7 +23,10 @@ def test_clinics_that_nobody_named_train_in_private_and_measure_the_model(tmp_pa
     assert done.returncode == 0, done.stdout + done.stderr
     rounds = re.findall(r"^round (\d): (\d) clinics", done.stdout, re.M)
     assert [int(number) for number, _ in rounds] == [0, 1, 2, 3]
-    assert all(int(count) >= 3 for _, count in rounds)  # the min clients of devices
+    # Three are the min clients of devices: a round that had fewer at its deadline was not opened.
+    opened = [int(count) for _, count in rounds if count != "0"]
+    assert min(opened) >= 3
+    assert len(opened) >= 2
     assert "learned of codes: {'first server': 'who takes part', 'second server'" in done.stdout
     measured = [float(value) for value in re.findall(r"accuracy (0\.\d+)$", done.stdout, re.M)]
     assert len(measured) == 2
