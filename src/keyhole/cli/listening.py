@@ -9,7 +9,9 @@ import click
 
 from keyhole.cli.options import (
     EXISTING_FILE,
+    PLACE,
     Command,
+    in_group,
     log_options,
     option,
     options_of,
@@ -70,7 +72,8 @@ def _metrics_listen(_: click.Context, option: click.Parameter, text: str | None)
     return Listen(host.strip("[]"), int(port), insecure=True)
 
 
-metrics_option = option(
+metrics_option = in_group(
+    PLACE,
     "--metrics-listen",
     metavar="HOST:PORT",
     callback=_metrics_listen,
