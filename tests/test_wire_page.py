@@ -10,14 +10,18 @@ from blake3 import blake3
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from keyhole import errors
+from keyhole.crypto.cuckoo import Placement, batch_shape
 from keyhole.crypto.dpf import Domain
 from keyhole.crypto.merkle import Tree, hash_leaves, prove
+from keyhole.delivery import all_deliveries
 from keyhole.delivery.base import PrivateTable
 from keyhole.delivery.enclave.messages import EnclaveParams
 from keyhole.delivery.pir import two_server
 from keyhole.delivery.pir.database import Database
 from keyhole.delivery.pir.messages import seal
 from keyhole.delivery.pir.two_server import Batch
+from keyhole.rounds.fields import VERSION
+from keyhole.rounds.spec import ClientSpec, DeviceSpec, KeySpec
 from keyhole.service import relay
 from keyhole.service.access import TokenClaims
 from keyhole.service.app import SliceRoutes, UpdateRoutes
@@ -172,3 +176,56 @@ def test_what_the_page_says_of_relays_and_enclaves_is_there():
     for name in (relay.RELAY_PATH, relay.RELAY_KEYS_PATH, relay.GATEWAY_PATH):
         assert name in PAGE
     assert len(EnclaveParams(bytes(16), bytes(32), bytes(32), 1, 1, 1).encode()) == 112
+
+
+def test_what_a_device_is_told_of_training_is_on_the_page():
+    told = DeviceSpec.__struct_fields__ + ClientSpec.__struct_fields__ + KeySpec.__struct_fields__
+    for name in told:
+        assert re.search(rf"[`\"]{name}[`\"]", PAGE), name
+    assert re.search(rf"^\| `version` \| {VERSION} \|$", PAGE, re.M)
+    for name in [each.about.name for each in all_deliveries()]:
+        assert f"`{name}`" in PAGE
+
+
+@pytest.mark.parametrize(
+    ("max_keys", "num_keys"), [(32, 10**6), (40, 3000), (40, 5000), (1000, 10**5)]
+)
+def test_buckets_follow_from_the_page_alone(max_keys, num_keys):
+    """The permutations, in the letters of the page."""
+    shape = batch_shape(max_keys, num_keys)
+    if max_keys <= 32 or max_keys * num_keys <= 131_072:
+        assert (shape.num_buckets, shape.stash) == (0, max_keys)
+        return
+    more = (2, 2) if max_keys < 100 else (-1, 1)
+    assert (shape.num_buckets, shape.stash) == (-(-13 * max_keys // 10) + more[0], more[1])
+    buckets, keys = shape.num_buckets, [0, 7, num_keys - 1]
+    placement = Placement(num_keys, buckets)
+    borders = [i * buckets // 3 for i in range(4)]
+    for k, row, columns in zip(keys, *placement.places_of(np.array(keys)), strict=True):
+        for i in range(3):
+            rank, count = permuted(k, i, num_keys, buckets), borders[i + 1] - borders[i]
+            assert (borders[i] + rank % count, rank // count) == (row[i], columns[i])
+
+
+def permuted(k, i, num_keys, buckets):
+    """pi_i(k), as the page describes it."""
+    a = next(a for a in range(num_keys) if a * a >= num_keys)
+    sides = a, -(-num_keys // a)
+    facts = struct.pack("<QQQ", num_keys, 3, buckets)
+    digest = blake2b(facts, digest_size=8, person=b"keyhole-cuckoo").digest()
+    s = int.from_bytes(digest, "little")
+    while True:
+        pair = [k % a, k // a]
+        for t in range(8):
+            h = mixed(pair[1 - t % 2] ^ mixed(mixed(8 * i + t) ^ s)) >> 32
+            pair[t % 2] = (pair[t % 2] + (h * sides[t % 2] >> 32)) % sides[t % 2]
+        k = a * pair[1] + pair[0]
+        if k < num_keys:
+            return k
+
+
+def mixed(x):
+    """SplitMix64's finalizer."""
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+    x = (x ^ x >> 27) * 0x94D049BB133111EB % 2**64
+    return x ^ x >> 31
