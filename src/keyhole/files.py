@@ -54,6 +54,12 @@ def sync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
+def sync_file(path: Path) -> None:
+    """Makes what was written to a file outlast a power cut."""
+    with storage_errors(path, "write"), path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
 @contextmanager
 def replacing(path: Path, *, secret: bool = False) -> Iterator[int]:
     """Gives a descriptor to write to; the file has its name once everything is on the disk.

@@ -10,6 +10,7 @@ import pytest
 from keyhole.aggregation.plain import PLAIN
 from keyhole.aggregation.privacy.mechanism import Privacy
 from keyhole.errors import InputError
+from keyhole.rounds.best import BestModel, Goal, load_best
 from keyhole.rounds.clients import Clients
 from keyhole.rounds.loop import Evaluation, start_run
 from keyhole.sampling import UNCOUNTED, Cohorts
@@ -83,6 +84,31 @@ def test_a_cohort_of_its_own_measures_the_model(tmp_path, way, monkeypatch):
     assert last.metrics == pytest.approx({"mean_of_x": expected_of(cohort)}, abs=1e-3)
     assert again == last.metrics
     assert (run.state.steps, private_run.model_bytes(run.state)) == (2, before)
+
+
+def test_a_run_with_devices_keeps_its_best_model_and_ends(tmp_path, monkeypatch):
+    """Devices measure the same numbers of every model: the first is the best."""
+    plan = private_run.make_plan(cohorts=Cohorts(UNCOUNTED, 3, "check-in"), aggregate=PLAIN)
+    monkeypatch.setattr(living_devices.toy, "make_clients", make_clients)
+    rounds = tmp_path / "rounds"
+    with ExitStack() as stack:
+        service = stack.enter_context(small_service(rounds, note=WaitingRoom(rounds).note))
+        kind = Served(service.publisher, SpoolInbox(service.spool), poll=0.01, seconds=120.0)
+        kind.lobby = Lobby(WaitingRoom(rounds))
+        stack.enter_context(living_devices.devices(service, range(PEOPLE), rehearsed=None))
+        run = start_run(private_run.make_state(), at_trainer(), plan, tmp_path / "run", kind)
+        stack.callback(run.close)
+        measured = DeviceEvaluation(kind, run.clients, run.parts, NAMES[:1], PEOPLE)
+        run.best = BestModel(Goal("mean_of_x", patience=2), tmp_path / "run")
+        made = []
+        for record in run.rounds(9, evaluation=Evaluation(measured)):
+            made.append(record)
+            if len(made) == 1:
+                first = private_run.model_bytes(run.state)
+        best = load_best(tmp_path / "run", run.state.layout, run.state.optimizer)
+    assert len(made) == 3
+    assert private_run.model_bytes(best) == first != private_run.model_bytes(run.state)
+    assert run.best.goal.why(run.records).startswith("no better mean_of_x in 2 evaluations")
 
 
 def test_what_is_measured_must_break_no_promise(tmp_path):

@@ -20,8 +20,13 @@ from keyhole.cli.spec_options import data_option
     metavar="FILE",
     help="Where it goes: a name that ends in .npz or .safetensors; an older file is replaced.",
 )
+@option(
+    "--best",
+    is_flag=True,
+    help="The best model by the metric of a run with --best-metric or --patience, not the last.",
+)
 @data_option
-def export(run: Path, to: Path, data: str) -> None:
+def export(run: Path, to: Path, best: bool, data: str) -> None:
     """Write the model of RUN, a trial's directory of `keyhole train`, to one file.
 
     The parameters have their names and bytes; beside them stand the run's record, the rounds made
@@ -32,6 +37,7 @@ def export(run: Path, to: Path, data: str) -> None:
     from keyhole.front.export import export_model
 
     spec, _ = read_asked(run)
-    state = open_saved(run, data).state()
+    found = open_saved(run, data)
+    state = found.best_state() if best else found.state()
     digest = export_model(state.model(), to, spec, state.steps)
     click.echo(f"{to}: {to.stat().st_size / 1e6:,.1f} MB, sha256 {digest}")

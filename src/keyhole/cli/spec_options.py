@@ -73,6 +73,8 @@ _SHOWN = {
     "delivery": "on-demand; broadcast where clients take every key",
     "server.optimizer": "the algorithm's",
     "server.parameters": "none",
+    "best.metric": "keep none",
+    "best.patience": "off",
     "cohort.seconds": "no limit; 600 with --concurrency or --sampling check-in",
     "aggregation.trim": "0.2 with trimmed-mean",
     "aggregation.untouched": "left-out",

@@ -97,7 +97,10 @@ def _row(spec: RunSpec) -> tuple[str, ...]:
 @click.command(cls=GroupedCommand, epilog=_task_defaults())
 @click.argument("task", required=False)
 @run_options
-@spec_options("--data", "--rounds", "--evaluate-every", "--metrics", "--seed")
+@spec_options(
+    *("--data", "--rounds", "--evaluate-every", "--metrics", "--seed"),
+    *("--best-metric", "--best-mode", "--patience", "--min-delta"),
+)
 @in_group(
     MODEL,
     "--trials",
@@ -251,6 +254,8 @@ def _show(home: Path, size: Mapping[str, int], done: Mapping[Path, Result]) -> N
 
     screen = Console()
     screen.print(_table(home.name, size, list(done.values())))
+    for trial, result in enumerate(done.values()):
+        click.echo(f"trial {trial}: {result.told}\n" * bool(result.told), nl=False)
     records = {directory: read_records(directory / "records.jsonl") for directory in done}
     for directory, made in records.items():
         click.echo(skipped_line(directory, made), nl=False)

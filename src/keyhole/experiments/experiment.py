@@ -26,8 +26,9 @@ from keyhole.delivery.base import DELIVERY, Delivery
 from keyhole.delivery.clear import Broadcast, OnDemand
 from keyhole.errors import InputError
 from keyhole.experiments import task_named
+from keyhole.experiments.measuring import Measuring
 from keyhole.experiments.specs import TASK, name_of
-from keyhole.experiments.task import Metrics, TaskKind, TaskParts, choices_of, localize_of
+from keyhole.experiments.task import TaskKind, TaskParts, choices_of, localize_of
 from keyhole.experiments.trial import (
     Result,
     Start,
@@ -47,6 +48,7 @@ from keyhole.models.local_training import trainer_of
 from keyhole.parts import PartKind, own_name, resolve, running
 from keyhole.planner.prices import check_model_worth
 from keyhole.rounds.algorithms import Algorithm, algorithm_named, with_added
+from keyhole.rounds.best import BEST, BestModel, Goal
 from keyhole.rounds.clients import Clients
 from keyhole.rounds.loop import Evaluation, Rounds, Run, resume_run, start_run, tells_facts
 from keyhole.rounds.machine import Buffering, exponential
@@ -404,6 +406,7 @@ class Experiment:
             return done
         before, notes = (0.0, ()) if directory is None else read_seconds(directory)
         started, run = time.perf_counter(), self.start(trial, directory, kind, hold)
+        run.best = None if self.goal is None else BestModel(self.goal, directory)
         if run.next_round > self.spec.rounds:
             run.close()
             raise too_few_rounds(directory, self.spec.rounds, run.next_round)
@@ -413,7 +416,7 @@ class Experiment:
         for record in run.records:
             on_round(record)
         try:
-            measure = self._measured(self._curve_split, kind, run)
+            measure = self.measuring.training(self._curve_split, kind, run)
             evaluation = Evaluation(measure, self.spec.evaluate_every)
             where = execute or self.engine or in_process
             made = run.rounds(self.spec.rounds, execute=where, evaluation=evaluation, stop=stop)
@@ -426,18 +429,22 @@ class Experiment:
             seconds = before + time.perf_counter() - started
             if directory is not None:
                 write_seconds(directory, seconds)
-        if run.next_round < self.spec.rounds:
+        if run.next_round < self.spec.rounds and not run.is_over:
             return None
-        last = run.records[-1].metrics if self.spec.cohort.evaluators else {}
-        found = last or Evaluation(self._measured("test", kind, run)).of(run.state)
-        result = Result.of(run.records, found, seconds, notes, digest_of(asked))
+        result = self.measuring.result(run, kind, seconds, notes, digest_of(asked))
         on_end(run)
         if directory is not None:
             write_result(directory, result)
             if not keep_state:
                 shutil.rmtree(directory / "state")
                 shutil.rmtree(directory / "clients", ignore_errors=True)
+                (directory / BEST).unlink(missing_ok=True)
         return result
+
+    @cached_property
+    def goal(self) -> Goal | None:
+        """What is best, where the best model is kept."""
+        return Goal.of(self.spec.best, self.kind.metric)
 
     def describe(self, trial: int) -> dict[str, Any]:
         """Returns what is asked of a trial: `run.json`."""
@@ -467,31 +474,11 @@ class Experiment:
             | {name: version(name) for name in LIBRARIES},
         }
 
-    def _measured(self, split: str, kind: Rounds | None, run: Run) -> Metrics:
-        """The metrics of a state, of devices where they measure it."""
-        if not self.spec.cohort.evaluators:
-            return self._metrics(split)
-        from keyhole.service.evaluating import evaluation_by
-
-        return evaluation_by(kind, run, self.task.measured, self.spec.cohort.evaluators)
-
-    def _metrics(self, split: str) -> Metrics:
-        """The task's metrics on a split, and your own."""
-        usual, ref = self.task.metrics_on(split), self.spec.metrics
-        if ref is None:
-            return usual
-        own = Evaluation(self._own("metrics"))
-
-        def both(state: ServerState) -> dict[str, float]:
-            known, more = dict(usual(state)), own.of(state)
-            if twice := known.keys() & more:
-                raise InputError(
-                    f"{ref} names a metric as the task does: got {', '.join(sorted(twice))}; "
-                    "expected other names; rename it"
-                )
-            return known | more
-
-        return both
+    @cached_property
+    def measuring(self) -> Measuring:
+        """How states are measured."""
+        own = None if self.spec.metrics is None else Evaluation(self._own("metrics"))
+        return Measuring(self.spec, self.task, own)
 
     @property
     def _curve_split(self) -> str:

@@ -19,6 +19,7 @@ from keyhole.experiments.specs import SYNTHETIC
 from keyhole.experiments.trial import Start, read_result
 from keyhole.identity import Ref
 from keyhole.parts import resolve, running
+from keyhole.rounds.best import load_best
 from keyhole.rounds.spec import RunSpec
 from keyhole.server.state import ServerState
 from keyhole.server.store import Recovered, holds_store, recover
@@ -87,6 +88,11 @@ class SavedTrial:
         found = self.recover()
         found.store.close()
         return found.state
+
+    def best_state(self) -> ServerState:
+        """Returns the state that was best by the run's metric."""
+        task, algorithm = self.experiment.task, self.experiment.algorithm
+        return load_best(self.directory, task.model.layout, algorithm.server)
 
     def recover(self, threads: int = 1) -> Recovered:
         """Opens the server's state; close its store. Nobody else may have the run open."""

@@ -69,6 +69,17 @@ def spread_of(values: Sequence[float]) -> Spread | None:
     return Spread(statistics.fmean(values), deviation, len(values))
 
 
+def spreads_of(trials: Sequence[Mapping[str, float]]) -> dict[str, Spread]:
+    """Returns the spread of each number that the first of some trials has.
+
+    >>> spreads_of([{"auc": 1.0}, {"auc": 3.0}])["auc"].mean
+    2.0
+    """
+    names = trials[0] if trials else {}
+    found = {name: spread_of([trial[name] for trial in trials]) for name in names}
+    return {name: spread for name, spread in found.items() if spread is not None}
+
+
 @dataclass(frozen=True)
 class Difference:
     """What one arm has more than another, over trials that both have.

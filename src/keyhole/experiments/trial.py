@@ -21,6 +21,7 @@ import numpy as np
 from keyhole.arrays import Tree
 from keyhole.errors import InputError
 from keyhole.files import make_directory, replacing, write_all
+from keyhole.rounds.best import Goal
 from keyhole.rounds.fields import flatten, typed
 from keyhole.rounds.record import (
     RoundRecord,
@@ -50,6 +51,23 @@ class Start:
 
 
 @dataclass(frozen=True)
+class Best:
+    """The best model of a trial, which it keeps beside the last.
+
+    Args:
+        rounds: how many were made when it was best.
+        metric: that says so.
+        value: of the metric, as the run measured it while it trained.
+        metrics: of this model on the test split; of devices, as they measured it.
+    """
+
+    rounds: int
+    metric: str
+    value: float
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True)
 class Result:
     """What a trial reached and what it cost.
 
@@ -64,6 +82,8 @@ class Result:
         records: rounds that these three are means over: all of them, unless records were lost.
         notes: what was found amiss in the files of the trial, each as a sentence.
         run: digest of what was asked, but for the number of rounds; see `digest_of`.
+        best: the best model, where the run keeps it and has measured one.
+        stopped: why the run ended before all rounds were made; None where it did not.
     """
 
     rounds: int
@@ -75,6 +95,13 @@ class Result:
     records: int
     notes: list[str]
     run: str
+    best: Best | None = None
+    stopped: str | None = None
+
+    @property
+    def told(self) -> str:
+        """Which model was best and why the trial ended early, as `told_of` says it."""
+        return told_of(self.best, self.rounds, self.stopped)
 
     @staticmethod
     def of(
@@ -99,6 +126,25 @@ class Result:
             notes=list(notes),
             run=run,
         )
+
+
+def told_of(best: Best | None, rounds: int, stopped: str | None) -> str:
+    """Returns which model was best and why a trial ended early, in one line; empty where there is
+    neither.
+
+    >>> told_of(Best(30, "auc", 0.75, {"auc": 0.7}), 40, None)
+    'best auc 0.75 after 30 of 40 rounds (test: auc 0.7)'
+    """
+    found = []
+    if best is not None:
+        test = ", ".join(f"{name} {value:.4g}" for name, value in best.metrics.items())
+        found.append(
+            f"best {best.metric} {best.value:.4g} after {best.rounds} of {rounds} rounds "
+            f"(test: {test})"
+        )
+    if stopped is not None:
+        found.append(f"ended early: {stopped}")
+    return "; ".join(found)
 
 
 @dataclass(frozen=True)
@@ -126,7 +172,7 @@ def read_result(directory: Path, asked: Mapping[str, Any]) -> Result | None:
             f"{path} is the result of another run: got digest {result.run}; expected "
             f"{digest_of(asked)}, of what is asked and of run.json; choose another directory"
         )
-    if result.rounds == rounds:
+    if result.rounds == rounds or (result.stopped and _is_over(directory, asked)):
         return result
     if result.rounds > rounds or not holds_store(directory / "state"):
         raise InputError(
@@ -135,6 +181,12 @@ def read_result(directory: Path, asked: Mapping[str, Any]) -> Result | None:
             "directory"
         )
     return None
+
+
+def _is_over(directory: Path, asked: Mapping[str, Any]) -> bool:
+    """Whether a trial that ended early is to end there as it is asked for now."""
+    goal = Goal.of(RunSpec.read(asked["spec"]).best, asked["metric"])
+    return goal is not None and goal.is_over(read_records(directory / _RECORDS))
 
 
 def too_few_rounds(directory: Path | None, rounds: int, made: int) -> InputError:
@@ -188,7 +240,10 @@ def begin_trial(directory: Path, asked: Mapping[str, Any]) -> None:
 
 def write_result(directory: Path, result: Result) -> None:
     """Says that a trial is finished."""
-    _write(directory / _RESULT, asdict(result) | {"metrics": metrics_to_json(result.metrics)})
+    told = asdict(result) | {"metrics": metrics_to_json(result.metrics)}
+    if result.best is not None:
+        told["best"]["metrics"] = metrics_to_json(result.best.metrics)
+    _write(directory / _RESULT, told)
 
 
 def read_seconds(directory: Path) -> tuple[float, tuple[str, ...]]:
@@ -252,7 +307,8 @@ def _difference(directory: Path, asked: Mapping[str, Any]) -> InputError | None:
 
 
 _IDENTITY = ".identity"
-_NOT_COMPARED = ("rounds", "cohort.seconds")  # a run may be made longer, and its rounds too
+_NOT_COMPARED = ("rounds", "cohort.seconds", "best.patience", "best.min_delta")
+"""Fields in which a run that goes on may differ: it may be made longer, and its rounds too."""
 _FREE = (("data", str), ("engine", str))  # names of the library's; those of one's own are tables
 
 
@@ -281,8 +337,9 @@ _T = TypeVar("_T")
 
 def _read_as(path: Path, kind: type[_T]) -> _T:
     told = _read(path)
-    if isinstance(metrics := told.get("metrics"), dict):
-        told["metrics"] = metrics_from_json(metrics)
+    for part in (told, told.get("best")):
+        if isinstance(part, dict) and isinstance(metrics := part.get("metrics"), dict):
+            part["metrics"] = metrics_from_json(metrics)
     try:
         return typed(kind, told)
     except ValueError as error:

@@ -26,6 +26,7 @@ from keyhole.experiments.statistics import (
     Spread,
     differences,
     numbers_of,
+    spreads_of,
 )
 from keyhole.files import make_directory, storage_errors
 from keyhole.front.opening import open_run
@@ -49,6 +50,9 @@ class ComparedRun:
         start: what its model started from, where that is no new one.
         differences: name -> what this run has more than the first, trial by trial; empty for the
             first, and where the two do not share seed and data.
+        best: name -> the same as `metrics`, of the models that were best; empty where none is kept.
+        best_rounds: rounds that were made when they were best, by trial.
+        stopped: why trials ended early, each reason once.
     """
 
     label: str
@@ -59,6 +63,9 @@ class ComparedRun:
     broadcast_bytes: int
     start: str
     differences: Mapping[str, Difference]
+    best: Mapping[str, Spread]
+    best_rounds: tuple[int, ...]
+    stopped: tuple[str, ...]
 
 
 class Comparison:
@@ -137,6 +144,8 @@ class Comparison:
             "KB a round",
             "of broadcast",
         ]
+        if self._has_best:
+            header += [*(f"best {metric}" for metric in self.metrics), "best after", "ended early"]
         for metric in self.metrics:
             header += [f"{metric} - {against}", "p"]
         return [header, *(self._row(row) for row in self.rows)]
@@ -145,6 +154,10 @@ class Comparison:
     def _has_starts(self) -> bool:
         return any(row.start for row in self.rows)
 
+    @property
+    def _has_best(self) -> bool:
+        return any(row.best for row in self.rows)
+
     def _row(self, row: ComparedRun) -> list[str]:
         share = row.bytes_per_round / row.broadcast_bytes
         cells = [row.label, *([row.start or NOTHING] if self._has_starts else [])]
@@ -152,6 +165,10 @@ class Comparison:
         cells += [str(row.trials), str(row.rounds)]
         cells.append(write_kilobytes(row.bytes_per_round))
         cells.append(f"{share:.1%}")
+        if self._has_best:
+            cells += [write_interval(row.best.get(name)) for name in self.metrics]
+            cells.append(", ".join(map(str, row.best_rounds)) or NOTHING)
+            cells.append("; ".join(row.stopped) or NOTHING)
         for name in self.metrics:
             found = row.differences.get(name)
             cells.append(write_interval(found.spread if found else None, signed=True))
@@ -187,6 +204,8 @@ def compare(*runs: Comparable, **named: Comparable) -> Comparison:
 def _compared(label: str, run: TrainedRun, first: TrainedRun) -> ComparedRun:
     finished = [trial for trial in run.trials if trial.result is not None]
     moved = [trial.bytes_per_round.mean() for trial in run.trials if len(trial.records)]
+    results = [trial.result for trial in finished if trial.result is not None]
+    best = [result.best for result in results if result.best is not None]
     return ComparedRun(
         label,
         run.spreads,
@@ -196,6 +215,9 @@ def _compared(label: str, run: TrainedRun, first: TrainedRun) -> ComparedRun:
         run.trials[0].broadcast_bytes,
         run.start,
         {} if run is first else differences(_trials_of(first), _trials_of(run)),
+        spreads_of([each.metrics for each in best]),
+        tuple(each.rounds for each in best),
+        tuple(dict.fromkeys(result.stopped for result in results if result.stopped)),
     )
 
 
@@ -205,14 +227,19 @@ def _trials_of(run: TrainedRun) -> ArmTrials:
     return ArmTrials((run.spec.seed, run.trials[0].asked["dataset"]), found)
 
 
-_COLUMNS = ("run", "metric", *NUMBERS, "rounds", "bytes_per_round", "broadcast_bytes", "start")
+_COSTS = "rounds", "bytes_per_round", "broadcast_bytes", "start"
+_BEST = "best_mean", "best_rounds", "ended_early"
+_COLUMNS = ("run", "metric", *NUMBERS, *_COSTS, *_BEST)
 
 
 def _plain(row: ComparedRun, metric: str) -> dict[str, Any]:
     """A run and a metric as numbers; nothing where there is none."""
-    costs = {name: getattr(row, name) for name in _COLUMNS[-4:]}
+    costs = {name: getattr(row, name) for name in _COSTS}
     numbers = numbers_of(row.metrics.get(metric), row.differences.get(metric))
-    return {"run": row.label, "metric": metric, **numbers, **costs}
+    best = row.best.get(metric)
+    after, ended = " ".join(map(str, row.best_rounds)), "; ".join(row.stopped)
+    kept = dict(zip(_BEST, ("" if best is None else best.mean, after, ended), strict=True))
+    return {"run": row.label, "metric": metric, **numbers, **costs, **kept}
 
 
 def _written(text: str, path: str | Path | None) -> str:

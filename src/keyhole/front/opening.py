@@ -87,6 +87,7 @@ def _open_trial(folder: Path, run: TrainedRun) -> TrainedTrial:
         records,
         result if is_finished else None,
         lambda: SavedTrial(folder, run.experiment).state(),
+        lambda: SavedTrial(folder, run.experiment).best_state(),
     )
 
 

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -19,12 +19,13 @@ from keyhole.errors import InputError
 from keyhole.experiments.experiment import Experiment
 from keyhole.experiments.opening import SavedTrial
 from keyhole.experiments.report.results import broadcast_bytes
-from keyhole.experiments.statistics import Spread, spread_of
+from keyhole.experiments.statistics import Spread, spread_of, spreads_of
 from keyhole.experiments.trackers import Tracked, Tracker, run_tracked, trackers_of
 from keyhole.experiments.trial import Result, rounds_kept
 from keyhole.front.export import export_model
 from keyhole.front.task import Metric, measure
 from keyhole.parts import near_miss
+from keyhole.rounds.best import BestModel, Goal
 from keyhole.rounds.cores import Cores
 from keyhole.rounds.loop import Rounds, Run
 from keyhole.rounds.record import RoundRecord, read_records
@@ -49,6 +50,7 @@ class TrainedTrial:
         records: of the rounds that were made.
         result: None while it is unfinished.
         state: what the server holds after the last round.
+        best_state: what it held when it was best, where the run keeps that.
     """
 
     number: int
@@ -56,6 +58,11 @@ class TrainedTrial:
     records: Sequence[RoundRecord]
     result: Result | None
     state: Callable[[], ServerState]
+    best_state: Callable[[], ServerState]
+
+    def held(self, best: bool) -> ServerState:
+        """Returns the last state, or the best."""
+        return self.best_state() if best else self.state()
 
     @property
     def bytes_per_round(self) -> Array:
@@ -136,30 +143,33 @@ class TrainedRun:
     def spreads(self) -> dict[str, Spread]:
         """The same, with deviation and 95 % interval over trials."""
         results = [trial.result for trial in self.trials if trial.result is not None]
-        names = results[0].metrics if results else {}
-        found = {name: spread_of([r.metrics[name] for r in results]) for name in names}
-        return {name: spread for name, spread in found.items() if spread is not None}
+        return spreads_of([result.metrics for result in results])
 
     def records(self, trial: int = 0) -> list[RoundRecord]:
         """Returns what happened in each round that a trial has made."""
         return list(self._trial(trial).records)
 
-    def model(self, trial: int = 0) -> Tree:
-        """Returns the trained parameters of a trial, named as the model's own."""
-        return self._trial(trial).state().model()
+    def model(self, trial: int = 0, *, best: bool = False) -> Tree:
+        """Returns the trained parameters of a trial, named as the model's own: those after the last
+        round, or the best by the metric of a run with `best_metric` or `patience`."""
+        return self._trial(trial).held(best).model()
 
-    def export(self, path: Path | str, trial: int = 0) -> str:
-        """Writes the trained parameters to a .npz or .safetensors file, with the run's record;
-        returns their digest."""
-        found = self._trial(trial).state()
+    def export(self, path: Path | str, trial: int = 0, *, best: bool = False) -> str:
+        """Writes the parameters that `model` returns to a .npz or .safetensors file, with the run's
+        record; returns their digest."""
+        found = self._trial(trial).held(best)
         return export_model(found.model(), Path(path), self.spec, found.steps)
 
     def evaluate(
-        self, metrics: Mapping[str, Metric] | None = None, split: str = "test"
+        self,
+        metrics: Mapping[str, Metric] | None = None,
+        split: str = "test",
+        *,
+        best: bool = False,
     ) -> dict[str, float]:
         """Returns metrics of the trained model on a split, means over trials; see
         `evaluate_spreads`."""
-        found = self.evaluate_spreads(metrics, split)
+        found = self.evaluate_spreads(metrics, split, best=best)
         return {name: spread.mean for name, spread in found.items()}
 
     def evaluate_spreads(
@@ -167,6 +177,8 @@ class TrainedRun:
         metrics: Mapping[str, Metric] | None = None,
         split: str = "test",
         trials: Sequence[int] | None = None,
+        *,
+        best: bool = False,
     ) -> dict[str, Spread]:
         """Returns metrics of the trained models on a split, with deviation and 95 % interval over
         trials.
@@ -175,20 +187,20 @@ class TrainedRun:
             metrics: name -> `(outputs, examples) -> number`, of a `Task`; None for the task's own.
             split: of the data, such as "train", "validation" or "test".
             trials: whose models are measured; None for all.
+            best: measures the best models, as `model` returns them.
 
         Raises:
             InputError: there is no such split or trial, or a metric returns no number.
         """
         numbers = range(len(self.trials)) if trials is None else trials
-        told = [self._evaluate(metrics, split, number) for number in numbers]
-        found = {name: spread_of([each[name] for each in told]) for name in (told or [{}])[0]}
-        return {name: spread for name, spread in found.items() if spread is not None}
+        told = [self._evaluate(metrics, split, self._trial(n).held(best)) for n in numbers]
+        return spreads_of(told)
 
     def _evaluate(
-        self, metrics: Mapping[str, Metric] | None, split: str, trial: int
+        self, metrics: Mapping[str, Metric] | None, split: str, state: ServerState
     ) -> dict[str, float]:
-        """Metrics of one trial's model."""
-        state, task = self._trial(trial).state, self.experiment.task
+        """Metrics of one model."""
+        task = self.experiment.task
         found: Mapping[str, Any] = task.metrics if metrics is None else task.predictions
         if metrics is not None and not found:
             raise InputError(
@@ -201,8 +213,8 @@ class TrainedRun:
                 f"{near_miss(split, found)}"
             )
         if metrics is None:
-            return dict(found[split](state()))
-        return measure(metrics, *found[split](state()))
+            return dict(found[split](state))
+        return measure(metrics, *found[split](state))
 
     def frame(self) -> Any:
         """Returns a pandas frame with a row for each trial and round: metrics, means of what
@@ -382,12 +394,16 @@ def run_trial(
         )
     if result is None:
         raise KeyboardInterrupt(_interrupted(directory))
+    if result.told and progress is True:
+        sys.stderr.write(f"trial {trial}: {result.told}\n")
     asked = experiment.describe(trial)
     if directory is None:
         (run,) = ended
-        return TrainedTrial(trial, asked, records, result, lambda: run.state)
-    state = SavedTrial(directory, experiment).state
-    return TrainedTrial(trial, asked, read_records(directory / "records.jsonl"), result, state)
+        best = run.best or BestModel(Goal(""), None)
+        kept = partial(best.state, run.state.layout, run.state.optimizer)
+        return TrainedTrial(trial, asked, records, result, lambda: run.state, kept)
+    saved, made_all = SavedTrial(directory, experiment), read_records(directory / "records.jsonl")
+    return TrainedTrial(trial, asked, made_all, result, saved.state, saved.best_state)
 
 
 def _interrupted(directory: Path | None) -> str:

@@ -18,11 +18,13 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol, SupportsFloat
 
 from keyhole.errors import CohortError, InputError, StorageError
+from keyhole.files import sync_file
 from keyhole.identity import identity_of
 from keyhole.parts import running
 from keyhole.primitives.layout import Layout
 from keyhole.rounds.account import Attendance
 from keyhole.rounds.asynchronous import Buffered
+from keyhole.rounds.best import BestModel
 from keyhole.rounds.clients import Clients
 from keyhole.rounds.norms import KeptNorms
 from keyhole.rounds.record import (
@@ -180,6 +182,7 @@ class Run:
         store: of the state, in that directory.
         notes: what was found amiss when the run was resumed, each as a sentence.
         described: what `describe_run` says of it, where it is kept.
+        best: keeps the best model beside the last, and may end the run early; None does neither.
     """
 
     state: ServerState
@@ -191,6 +194,7 @@ class Run:
     store: Store | None = None
     notes: tuple[str, ...] = ()
     described: Mapping[str, str] = field(default_factory=dict)
+    best: BestModel | None = None
 
     def rounds(
         self,
@@ -219,7 +223,7 @@ class Run:
         check_count("snapshot_every", snapshot_every, 1)
         self._complete_last(evaluation)
         attendance = Attendance(self.parts.privacy, self.parts.cohorts, self.records)
-        for t in range(self.next_round, until):
+        for t in range(self.next_round, until if not self.is_over else 0):
             updates, record = self.kind.next(t, self.state, self.clients, self.parts, execute)
             attendance.admit(record)
             if updates is not None:
@@ -227,11 +231,14 @@ class Run:
                     self._commit(updates, record)
             del updates  # as large as all that clients chose
             self.records.append(record)  # from here on the round has been made
-            if evaluation is not None and evaluation.is_due(t):
-                self.records[-1] = replace(record, metrics=evaluation.of(self.state))
+            is_measured = evaluation is not None and evaluation.is_due(t)
+            is_best = evaluation is not None and is_measured and self._measure(evaluation)
             if self.directory is not None:
                 append_records(self.directory / _RECORDS, self.records[-1:])
-            is_last = t + 1 == until or (stop is not None and stop.is_set())
+                if is_best:  # no power cut may lose which round it is
+                    sync_file(self.directory / _RECORDS)
+            is_over = is_measured and self.is_over
+            is_last = t + 1 == until or is_over or (stop is not None and stop.is_set())
             if is_last or (t + 1) % snapshot_every == 0:
                 self._snapshot()
             yield self.records[-1]
@@ -243,6 +250,11 @@ class Run:
     def next_round(self) -> int:
         """The number of the next round."""
         return self.records[-1].round + 1 if self.records else 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run ends here, however many rounds were asked for."""
+        return self.best is not None and self.best.goal.is_over(self.records)
 
     def close(self) -> None:
         """Lets another process open the run; nothing is lost without it."""
@@ -288,12 +300,17 @@ class Run:
         if self.store is not None:
             self.store.snapshot(self.state, self._metadata(self.records[-1:]))
 
+    def _measure(self, evaluation: Evaluation) -> bool:
+        """Puts metrics into the last record; returns whether its model is the best, and kept."""
+        self.records[-1] = replace(self.records[-1], metrics=evaluation.of(self.state))
+        return self.best is not None and self.best.offer(self.state, self.records)
+
     def _complete_last(self, evaluation: Evaluation | None) -> None:
         """Computes the metrics that were lost if the run was killed before it had written them."""
         if self.records and evaluation is not None:
             last = self.records[-1]
             if evaluation.is_due(last.round) and not last.metrics:
-                self.records[-1] = replace(last, metrics=evaluation.of(self.state))
+                self._measure(evaluation)
                 if self.directory is not None:
                     write_records(self.directory / _RECORDS, self.records)
 

@@ -18,6 +18,7 @@ from msgspec import Meta
 
 from keyhole.errors import InputError
 from keyhole.identity import Ref, identity_of
+from keyhole.rounds.best import BestSpec
 from keyhole.rounds.cohort_spec import CohortSpec
 from keyhole.rounds.cohort_spec import Share as _Share
 from keyhole.rounds.draws import SIMULATED, Draws
@@ -182,6 +183,7 @@ class RunSpec(Record, frozen=True, kw_only=True):
     ] = "cohort"
     privacy: PrivacySpec | None = None
     asynchronous: AsyncSpec | None = None
+    best: BestSpec | None = None
     metrics: Annotated[
         Ref | None,
         _said(

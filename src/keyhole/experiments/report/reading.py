@@ -27,6 +27,7 @@ from keyhole.experiments.report.results import (
     TrialResult,
     broadcast_bytes,
 )
+from keyhole.experiments.trial import Best, told_of
 from keyhole.rounds.record import RoundRecord, metrics_from_json, read_records
 from keyhole.rounds.spec import RunSpec
 
@@ -46,10 +47,19 @@ class _Read(Struct, frozen=True):
 _Count: TypeAlias = Annotated[int, Meta(ge=0)]
 
 
+class _Best(_Read, frozen=True):
+    rounds: _Count
+    metric: str
+    value: float
+    metrics: dict[str, float | None]
+
+
 class _Result(_Read, frozen=True):
     rounds: _Count
     seconds: float
     metrics: dict[str, float | None]  # null where it is not finite
+    best: _Best | None = None
+    stopped: str | None = None
 
 
 class _Line(_Read, frozen=True):
@@ -297,7 +307,11 @@ def _read_result(path: Path) -> TrialResult | None:
         return None
     what = "the result of a run"
     told = _convert(_load(path, what), _Result, path, what)
-    return TrialResult(told.rounds, told.seconds, metrics_from_json(told.metrics))
+    kept = None
+    if (best := told.best) is not None:
+        kept = Best(best.rounds, best.metric, best.value, metrics_from_json(best.metrics))
+    said = told_of(kept, told.rounds, told.stopped)
+    return TrialResult(told.rounds, told.seconds, metrics_from_json(told.metrics), said)
 
 
 def _costs(records: Sequence[RoundRecord]) -> Costs | None:

@@ -93,11 +93,13 @@ class Costs:
 
 @dataclass(frozen=True)
 class TrialResult:
-    """The end of a finished trial: rounds that were run, wall time, metrics on the test data."""
+    """The end of a finished trial: rounds that were run, wall time, metrics on the test data; and
+    which model was best and why it ended early, as one line that may be empty."""
 
     rounds: int
     seconds: float
     metrics: Mapping[str, float]
+    told: str = ""
 
 
 @dataclass(frozen=True)
@@ -135,7 +137,9 @@ class Trial:
 
     @property
     def rounds_planned(self) -> int:
-        """How many it runs in all."""
+        """How many it runs in all; those that it made, where it ended early."""
+        if self.result is not None and self.result.rounds < self.spec.rounds:
+            return self.result.rounds
         return max(self.spec.rounds, self.rounds_done)
 
     @property

@@ -115,7 +115,7 @@ class ReportTable:
     """The table of a sweep, or of runs.
 
     Args:
-        notes: what is lacking, a sentence for each line it concerns.
+        notes: what is lacking, a sentence for each line it concerns; then which models were best.
         runs: of each row, where the rows are runs that no sweep names.
     """
 
@@ -213,7 +213,8 @@ LEARNED = ("runs", "party", "learned when slices were delivered", "when updates 
 def make_table(sweep: SweepResults) -> ReportTable:
     """Returns the table of a sweep, with a note for every line whose trials are not all there."""
     rows = tuple(_make_row(sweep, line) for line in sweep.lines)
-    notes = tuple(note for line in sweep.lines if (note := _note(sweep, line)))
+    lacking = tuple(note for line in sweep.lines if (note := _note(sweep, line)))
+    notes = (*lacking, *(note for line in sweep.lines for note in _ends(line)))
     runs = () if sweep.is_sweep else tuple(_facts(sweep))
     return ReportTable(sweep.name, sweep.title, sweep.metric, rows, notes, runs)
 
@@ -367,8 +368,18 @@ def _note(sweep: SweepResults, line: Series) -> str:
         facts.append(f"missing: trial {', '.join(missing)}")
     if line.differing:
         facts.append(f"trials differ in {', '.join(line.differing)}")
-    name = ", ".join(part for part in (line.panel, line.label) if part)
-    return f"{name}: {'; '.join(facts)}. {_meaning(line)}"
+    return f"{_name(line)}: {'; '.join(facts)}. {_meaning(line)}"
+
+
+def _ends(line: Series) -> Iterator[str]:
+    """Which model of each trial was best, and why the trial ended early."""
+    for trial in line.finished:
+        if trial.result is not None and trial.result.told:
+            yield f"{_name(line)}, trial {trial.number}: {trial.result.told}."
+
+
+def _name(line: Series) -> str:
+    return ", ".join(part for part in (line.panel, line.label) if part)
 
 
 def _meaning(line: Series) -> str:

@@ -290,6 +290,11 @@ def _described(line: Told, series: Series, records: Sequence[RoundRecord]) -> To
         "incidents": list(_incidents(records)),
         "settings": {name: str(value) for name, value in series.trials[0].settings.items()},
         "differing": series.differing,
+        "ends": [
+            f"trial {trial.number}: {trial.result.told}"
+            for trial in series.finished
+            if trial.result is not None and trial.result.told
+        ],
     }
 
 

@@ -291,6 +291,11 @@ function privacyPart(runs) {
   return section("privacy", "Privacy spent", table("Privacy spent", ["run", "epsilon", "delta", "after rounds", "of one", "counted as"], rows, [1, 2, 3]));
 }
 
+function endsPart(runs) {
+  const found = runs.flatMap((run) => run.ends.map((words) => make("li", {}, runs.length > 1 ? `${run.short}, ${words}` : words)));
+  return found.length ? section("ends", "Best model, and why the run ended", make("ul", { class: "plain" }, found)) : null;
+}
+
 function incidentsPart(runs) {
   const found = runs.flatMap((run) => run.incidents.map(([round, words]) => [round, runs.length > 1 ? `${run.short}, round ${round}: ${words}` : words.startsWith(`round ${round}`) ? words : `round ${round}: ${words}`]));
   if (!found.length) return section("incidents", "Incidents", make("p", { class: "soft" }, "None."));
@@ -312,7 +317,7 @@ function detail(runs) {
   const against = metrics.length ? make("fieldset", { id: "against" }, make("legend", {}, "Curves against"), pick("rounds", "rounds"), pick("bytes", "what a client has moved")) : null;
   const none = metrics.length ? null : section("curves", "Curves", make("p", { class: "soft" }, "No metric was measured yet: runs are evaluated every few rounds (evaluate_every), and at their end."));
   const charts = [...metrics.map((name) => metricChart(name, runs)), ...runs.map(cohortChart)].filter(Boolean);
-  const words = [privacyPart(runs), learnedPart(runs), incidentsPart(runs), differPart(runs), none].filter(Boolean);
+  const words = [endsPart(runs), privacyPart(runs), learnedPart(runs), incidentsPart(runs), differPart(runs), none].filter(Boolean);
   const sent = bytesPart(runs);
   [...words, ...(charts.length % 2 ? [] : [sent])].forEach((part) => part.classList.add("wide"));
   return [against, ...charts, sent, ...words].filter(Boolean);

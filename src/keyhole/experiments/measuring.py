@@ -1,0 +1,86 @@
+"""Measures the states of a trial, on the data of its splits or on devices; and says its result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from keyhole.errors import InputError
+from keyhole.experiments.task import Metrics, TaskParts
+from keyhole.experiments.trial import Best, Result
+from keyhole.rounds.best import BestModel
+from keyhole.rounds.loop import Evaluation, Rounds, Run
+from keyhole.rounds.spec import RunSpec
+from keyhole.server.state import ServerState
+
+
+@dataclass(frozen=True, eq=False)
+class Measuring:
+    """How the states of a trial are measured.
+
+    Args:
+        spec: of the run.
+        task: on its data.
+        own: metrics of your own beside the task's.
+    """
+
+    spec: RunSpec
+    task: TaskParts
+    own: Evaluation | None
+
+    def training(self, split: str, kind: Rounds | None, run: Run) -> Metrics:
+        """Returns the metrics of a state while its run trains: on a split, or of devices where they
+        measure it."""
+        count = self.spec.cohort.evaluators
+        if not count:
+            return self.on(split)
+        from keyhole.service.evaluating import evaluation_by
+
+        return evaluation_by(kind, run, self.task.measured, count)
+
+    def on(self, split: str) -> Metrics:
+        """Returns the task's metrics on a split, and your own."""
+        usual, own = self.task.metrics_on(split), self.own
+        if own is None:
+            return usual
+
+        def together(state: ServerState) -> dict[str, float]:
+            known, more = dict(usual(state)), own.of(state)
+            if twice := known.keys() & more:
+                raise InputError(
+                    f"{self.spec.metrics} names a metric as the task does: got "
+                    f"{', '.join(sorted(twice))}; expected other names; rename it"
+                )
+            return known | more
+
+        return together
+
+    def result(
+        self, run: Run, kind: Rounds | None, seconds: float, notes: Iterable[str], asked: str
+    ) -> Result:
+        """Returns what a trial has reached whose last round is made.
+
+        Args:
+            kind: what made its rounds.
+            asked: digest of what was asked.
+        """
+        last = run.records[-1].metrics if self.spec.cohort.evaluators else {}
+        found = last or Evaluation(self.training("test", kind, run)).of(run.state)
+        result = Result.of(run.records, found, seconds, notes, asked)
+        if run.best is None:
+            return result
+        is_early = result.rounds < self.spec.rounds
+        why = run.best.goal.why(run.records) if is_early else None
+        return replace(result, best=self._best(run, run.best), stopped=why)
+
+    def _best(self, run: Run, kept: BestModel) -> Best | None:
+        """The best model of a trial and what it reaches; None where none was measured."""
+        found = kept.goal.progress(run.records)
+        if found.rounds is None or found.value is None:
+            return None
+        if self.spec.cohort.evaluators:
+            then = next(r.metrics for r in run.records if r.round + 1 == found.rounds)
+        else:
+            state = kept.state(run.state.layout, run.state.optimizer)
+            then = Evaluation(self.on("test")).of(state)
+        return Best(found.rounds, kept.goal.metric, found.value, dict(then))
