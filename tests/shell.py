@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 
 PROGRAM = "import sys; from keyhole.cli.main import main; main(sys.argv[1:])"
 COMMANDS = {
@@ -19,13 +20,27 @@ def without_test_settings(cache):
     return {**usual, "KEYHOLE_CACHE": str(cache), "COLUMNS": "120"}
 
 
+def with_free_ports(text):
+    """The commands, with ports of this machine that are free in place of the usual ones."""
+    with socket.socket() as one, socket.socket() as other:
+        for free in (one, other):
+            free.bind(("127.0.0.1", 0))
+        service, page = one.getsockname()[1], other.getsockname()[1]
+    for command, option in {
+        "keyhole serve rounds": f" --port {service}",
+        "keyhole watch": f" --port {page}",
+        "keyhole new films": f" && sed -i s/8100/{service}/ films/keyhole.toml",
+    }.items():
+        text = text.replace(command, command + option)
+    for usual, free in {8100: service, 8150: page}.items():
+        text = text.replace(f"127.0.0.1:{usual}", f"127.0.0.1:{free}")
+    return text
+
+
 def run_as_typed(text, directory, seconds=540):
-    """Runs a block of commands in a directory; the service has a port of its own, and what the
-    commands leave running is ended. Returns the exit code and all that was printed."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    text = text.replace("keyhole serve rounds", f"keyhole serve rounds --port {port}")
+    """Runs a block of commands in a directory; the service and the page have ports of their own,
+    and what the commands leave running is ended. Returns the exit code and all that was printed."""
+    text = with_free_ports(text)
     programs = directory / "programs"
     programs.mkdir()
     for name, script in COMMANDS.items():
@@ -35,7 +50,7 @@ def run_as_typed(text, directory, seconds=540):
     known["PATH"] = f"{programs}:{known['PATH']}"
     with (directory / "printed").open("w") as printed:
         process = subprocess.Popen(
-            ["bash", "-c", text.replace("127.0.0.1:8100", f"127.0.0.1:{port}")],
+            ["bash", "-c", text],
             cwd=directory,
             env=known,
             stdout=printed,
@@ -45,6 +60,7 @@ def run_as_typed(text, directory, seconds=540):
         try:
             code = process.wait(timeout=seconds)
         finally:
-            os.killpg(process.pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # nothing was left running
+                os.killpg(process.pid, signal.SIGKILL)
             process.wait()
     return code, (directory / "printed").read_text()

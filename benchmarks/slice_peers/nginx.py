@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from slice_peers.load import http_length
 from slice_peers.processes import free_port, serving
 
 INSTALL = "apt install nginx"
@@ -43,6 +45,7 @@ http {{
     listen 127.0.0.1:{port} backlog=4096;
     root {root};
     location /packed {{ sendfile off; output_buffers 4 512k; }}  # many ranges go faster so
+    location /put {{ dav_methods PUT; }}
   }}
 }}
 """
@@ -62,6 +65,15 @@ def nginx(root: Path) -> Iterator[tuple[int, int]]:
     config.write_text(_CONFIG.format(root=root, port=port))
     with serving([program, "-e", "stderr", "-p", str(root), "-c", str(config)], port) as pid:
         yield port, pid
+
+
+def answer_length(head: bytes) -> int | None:
+    """The length of a whole answer with this beginning; of one that has stored a file, too."""
+    end = head.find(b"\r\n\r\n")
+    if end >= 0 and head.split(b" ", 2)[1] in (b"201", b"204"):
+        length = re.search(rb"content-length: *([0-9]+)", head[:end].lower())
+        return end + 4 + (int(length[1]) if length else 0)
+    return http_length(head)
 
 
 def write_whole(root: Path, table: np.ndarray, keys_per_client: int) -> list[bytes]:
