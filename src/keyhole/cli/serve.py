@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from keyhole.service.admission import BlindAdmission
     from keyhole.service.app import App
     from keyhole.service.metrics import Metrics
-    from keyhole.service.routes import Route
+    from keyhole.service.routes import Application, Route
     from keyhole.wire.assignment import RoundSource
     from keyhole.wire.private import QuerySettings
 
@@ -151,11 +151,21 @@ def _pair(text: str) -> tuple[str, int]:
     return name, int(number)
 
 
+def _origins(_: click.Context, option: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
+    """The origins of pages that are let in."""
+    from keyhole.service.origins import check_origin
+
+    try:
+        return tuple(map(check_origin, given))
+    except InputError as error:
+        raise click.BadParameter(str(error), param=option) from error
+
+
 @click.command(
     cls=GroupedCommand,
     roles={
         **LISTENS,
-        "Who is let in": "token_key deny open_reads max_keys max_body_mb",
+        "Who is let in": "token_key deny open_reads allow_origin max_keys max_body_mb",
         "Rounds": "verify spread again",
         "Slices on demand": "on_demand coding data memory_mb",
         "Private queries": "pir pir_keys pir_memory_mb admission admission_ca open_queries "
@@ -177,6 +187,14 @@ def _pair(text: str) -> tuple[str, int]:
     "--open-reads/--token-reads",
     default=True,
     help="Whether slices are for everyone, or for devices with a token of the round.",
+)
+@option(
+    "--allow-origin",
+    multiple=True,
+    metavar="ORIGIN",
+    callback=_origins,
+    help="Let pages of this origin use the service from a browser, such as https://app.example; "
+    "may be repeated. Without it browsers keep its answers from all pages.",
 )
 @option(
     "--max-keys",
@@ -270,6 +288,7 @@ def serve(directory: Path, workers: int, **options: Any) -> None:
     """Serve the slices of the rounds in DIRECTORY until interrupted."""
     from keyhole.service.access import Access, Keyring, new_key
     from keyhole.service.limits import Limits
+    from keyhole.service.origins import WithOrigins
 
     keyring = keyring_of(options)
     if keyring is None and options["admission"]:  # for guests alone: it may end with the process
@@ -290,8 +309,9 @@ def serve(directory: Path, workers: int, **options: Any) -> None:
         _check(directory, options)
     make_app = _on_demand_app if options["on_demand"] else _published_app
 
-    def make(metrics: Metrics) -> App:
-        return make_app(directory, options, extra, access=access, limits=limits, metrics=metrics)
+    def make(metrics: Metrics) -> Application:
+        app = make_app(directory, options, extra, access=access, limits=limits, metrics=metrics)
+        return WithOrigins(app, options["allow_origin"]) if options["allow_origin"] else app
 
     def told(url: str) -> str:
         return f"serving {directory} at {url}"

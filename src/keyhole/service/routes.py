@@ -364,7 +364,7 @@ class Edge:
                 return
             except Exception as error:  # noqa: BLE001 - the edge: whatever it is, one answer
                 response = self._fail(error)
-            await _send(response, scope, send)
+            await send_response(response, scope, send)
         finally:
             if response is not None:
                 if response.after is not None:
@@ -454,7 +454,7 @@ class MetricsApp:
         return Response.of(200, [text, NO_STORE], self._shown.page())
 
 
-async def _send(response: Response, scope: Scope, send: Send) -> None:
+async def send_response(response: Response, scope: Scope, send: Send) -> None:
     """Sends an answer; returns when all of it but a little is with the system, or nobody waits."""
     headers = response.headers
     if response.status != 304:
