@@ -9,8 +9,10 @@ import keyhole as kh
 from keyhole.data.at_devices import at_devices, own_examples
 from keyhole.errors import InputError
 from keyhole.experiments.experiment import Experiment
+from keyhole.experiments.trial import begin_trial, read_result
 from keyhole.identity import identity_of
-from tests.front.test_train import ITEMS, make_model
+from keyhole.server.state import ServerState
+from tests.front.test_train import ITEMS, SETTINGS, make_model, make_task
 
 DECLARED = at_devices(inputs={"item": "item"}, target="label")
 ROWS = {"item": [7, 3, 7], "label": [1, 0, 1]}
@@ -99,3 +101,50 @@ def test_the_identity_of_a_task_does_not_follow_its_data(tmp_path):
     mine = own_examples(str(write_csv(tmp_path / "mine.csv", ROWS)), DECLARED)
     there = kh.Task(make_model(), mine, name="shop")
     assert identity_of(here.kind) == identity_of(there.kind)
+
+
+def mse(outputs, examples):
+    return float(np.mean((outputs - examples["label"]) ** 2))
+
+
+def held_out_by(path, **metrics):
+    """A run whose trainer has examples of its own to measure with."""
+    task = kh.Task(make_model(), DECLARED, name="shop", metrics=metrics)
+    spec = task.defaults.changed({"held_out": str(path), "cohort.sampling": "check-in"})
+    return Experiment(spec, task.data, {"task": task.kind})
+
+
+def test_a_trainer_measures_on_a_file_of_its_own_and_trains_on_none(tmp_path):
+    """The model predicts 0 for all: the error is the mean of the squared labels."""
+    made = held_out_by(write_jsonl(tmp_path / "held.jsonl", ROWS), mse=mse)
+    layout, start = made.task.model.layout, made.task.model.init(0)
+    state = ServerState.dense(layout, start, made.algorithm.server)
+    assert made.measuring.on("test")(state) == {"mse": pytest.approx(2 / 3)}
+    assert (made.dataset.is_at_devices, made.task.clients) == (True, 0)
+
+
+def test_held_out_examples_may_move_and_must_not_change(tmp_path):
+    first, moved, other = (tmp_path / f"{name}.csv" for name in ("first", "moved", "other"))
+    for path in (first, moved):
+        write_csv(path, ROWS)
+    write_csv(other, {**ROWS, "label": [0, 0, 0]})
+    begin_trial(tmp_path / "run", held_out_by(first, mse=mse).describe(0))
+    assert read_result(tmp_path / "run", held_out_by(moved, mse=mse).describe(0)) is None
+    with pytest.raises(InputError, match=r"holds a run with another dataset\.held_out"):
+        read_result(tmp_path / "run", held_out_by(other, mse=mse).describe(0))
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (lambda path: held_out_by(path).check(), "nothing to measure on held-out examples"),
+        (lambda path: held_out_by(path / "none.csv", mse=mse), "no examples: got no file"),
+        (
+            lambda path: kh.train(make_task(), rounds=1, held_out=str(path), **SETTINGS),
+            "held-out examples go with data at devices",
+        ),
+    ],
+)
+def test_held_out_examples_that_do_nothing_are_refused(tmp_path, made, said):
+    with pytest.raises(InputError, match=said):
+        made(write_csv(tmp_path / "held.csv", ROWS))

@@ -112,7 +112,8 @@ def _option(field: SpecField, defaults: Mapping[str, Any]) -> Callable[[Command]
 
 
 def _metavar(field: SpecField) -> str | None:
-    return "GROUPS" if field.path == "server.parameters" else _METAVARS.get(field.type)
+    named = {"server.parameters": "GROUPS", "held_out": "FILE"}
+    return named.get(field.path) or _METAVARS.get(field.type)
 
 
 def _shown(field: SpecField) -> str | bool:

@@ -98,7 +98,7 @@ def _row(spec: RunSpec) -> tuple[str, ...]:
 @click.argument("task", required=False)
 @run_options
 @spec_options(
-    *("--data", "--rounds", "--evaluate-every", "--metrics", "--seed"),
+    *("--data", "--held-out", "--rounds", "--evaluate-every", "--metrics", "--seed"),
     *("--best-metric", "--best-mode", "--patience", "--min-delta"),
 )
 @in_group(

@@ -1,12 +1,14 @@
-"""Declares data that devices hold, and reads those of one device.
+"""Declares data that devices hold, and reads those of one device, or a held-out file.
 
-The trainer knows what the columns mean, and has no example. Each device brings its own: a file of
-one table, a folder of such files, or what a function of its operator returns.
+The trainer knows what the columns mean, and has no example to train on. Each device brings its own:
+a file of one table, a folder of such files, or what a function of its operator returns. A trainer
+may have such a file, too, to measure the model with.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from keyhole.identity import Ref
 from keyhole.parts import resolve, running
 
 _ME = "this device"
+_HELD_OUT = "the held-out examples"
 
 
 def at_devices(*, inputs: Mapping[str, str], target: str | None = None, name: str = OWN) -> Dataset:
@@ -38,12 +41,35 @@ def at_devices(*, inputs: Mapping[str, str], target: str | None = None, name: st
     return Dataset(name, OWN, splits, {}, inputs=dict(inputs), target=target)
 
 
-def own_examples(source: str, declared: Dataset, share: float = 0.0) -> Dataset:
+def with_held_out(declared: Dataset, source: str | None) -> Dataset:
+    """Returns a declaration whose test split are the trainer's own examples, which a model is
+    measured with; what it was where there are none.
+
+    Args:
+        source: of the examples, as of `own_examples`.
+
+    Raises:
+        InputError: the data are no declaration of what devices hold, or as of `own_examples`.
+    """
+    if source is None:
+        return declared
+    if not declared.is_at_devices:
+        raise InputError(
+            f"held-out examples go with data at devices: got {source} beside {declared.name}; "
+            "expected data of kh.data.at_devices; call .hold_out(0.1) on data that are here"
+        )
+    found = own_examples(source, declared, owner=_HELD_OUT)
+    facts = {**declared.facts, "held_out": found.facts["sha256"]}
+    return replace(declared, splits={**declared.splits, "test": found.splits["train"]}, facts=facts)
+
+
+def own_examples(source: str, declared: Dataset, share: float = 0.0, owner: str = _ME) -> Dataset:
     """Returns the examples of one device, as the train split of a dataset; its test split has those
     that are held out.
 
     Args:
         share: of the examples, drawn at random, that it does not train on and measures with.
+        owner: whose examples they are, in errors.
         source: a file (.csv, .jsonl, .npz or .parquet), a folder of such files, which hold one
             table together, or "module:NAME" of the columns, or of a function that returns them.
         declared: what the columns mean.
@@ -56,21 +82,21 @@ def own_examples(source: str, declared: Dataset, share: float = 0.0) -> Dataset:
     needed = [*declared.inputs, *([declared.target] if declared.target else [])]
     if missing := [each for each in needed if each not in columns]:
         raise InputError(
-            f"the data of this device lack a column: got {source} with "
+            f"the data of {owner} lack a column: got {source} with "
             f"{', '.join(columns) or 'none'}; expected {', '.join(missing)} as well; name the "
             "columns as the task does"
         )
     rows = count_rows(columns[needed[0]]) if needed else 0
     made = from_arrays(
         columns,
-        client=[_ME] * rows,
+        client=[owner] * rows,
         inputs=declared.inputs,
         target=declared.target,
         name=declared.name,
     )
     if made.names:
         raise InputError(
-            "the data of this device have texts, which every device would number in its own way: "
+            f"the data of {owner} have texts, which every device would number in its own way: "
             f"got texts for {', '.join(made.names)}; expected numbers; number them by a list that "
             "all devices share"
         )
@@ -82,6 +108,7 @@ def own_examples(source: str, declared: Dataset, share: float = 0.0) -> Dataset:
         declared.kind,
         splits,
         declared.names,
+        made.facts,
         inputs=declared.inputs,
         target=declared.target,
     )

@@ -20,6 +20,7 @@ from keyhole.aggregation.plain import PLAIN
 from keyhole.aggregation.privacy.mechanism import Privacy
 from keyhole.aggregation.robust import NormAlarm
 from keyhole.arrays import Tree
+from keyhole.data.at_devices import with_held_out
 from keyhole.data.federated import Dataset
 from keyhole.delivery import delivery_named
 from keyhole.delivery.base import DELIVERY, Delivery
@@ -117,6 +118,7 @@ class Experiment:
                 "data are no part of an experiment: got one at data; expected none; pass the data "
                 "set as `dataset`"
             )
+        object.__setattr__(self, "dataset", with_held_out(self.dataset, self.spec.held_out))
         told = dict(self.spec.parts())
         own = {path: self._own(path) for path, ref in told.items() if ref.is_own} | {**self.parts}
         for path, part in own.items():
@@ -320,6 +322,11 @@ class Experiment:
 
     def check(self) -> None:
         """Raises InputError where the record does not fit the dataset, before any work is done."""
+        if self.spec.held_out is not None and not (self.task.measured or self.spec.metrics):
+            raise InputError(
+                f"nothing to measure on held-out examples: got {self.spec.held_out} for a task "
+                "without metrics; expected one or more; name metrics in the task, or pass --metrics"
+            )
         self.run_parts(0).check(self.task.model.layout)
         _ = self.clients  # builds the choices and the algorithm, which check themselves
 

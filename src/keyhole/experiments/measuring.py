@@ -30,13 +30,22 @@ class Measuring:
 
     def training(self, split: str, kind: Rounds | None, run: Run) -> Metrics:
         """Returns the metrics of a state while its run trains: on a split, or of devices where they
-        measure it."""
+        measure it. Those of held-out examples beside them have `held_out_` before their names."""
         count = self.spec.cohort.evaluators
         if not count:
             return self.on(split)
         from keyhole.service.evaluating import evaluation_by
 
-        return evaluation_by(kind, run, self.task.measured, count)
+        of_devices = evaluation_by(kind, run, self.task.measured, count)
+        if self.spec.held_out is None:
+            return of_devices
+        here = self.on(split)
+
+        def together(state: ServerState) -> dict[str, float]:
+            held = {f"held_out_{name}": value for name, value in here(state).items()}
+            return {**of_devices(state), **held}
+
+        return together
 
     def on(self, split: str) -> Metrics:
         """Returns the task's metrics on a split, and your own."""

@@ -307,8 +307,9 @@ def _difference(directory: Path, asked: Mapping[str, Any]) -> InputError | None:
 
 
 _IDENTITY = ".identity"
-_NOT_COMPARED = ("rounds", "cohort.seconds", "best.patience", "best.min_delta")
-"""Fields in which a run that goes on may differ: it may be made longer, and its rounds too."""
+_NOT_COMPARED = ("rounds", "cohort.seconds", "best.patience", "best.min_delta", "held_out")
+"""Fields in which a run that goes on may differ: it may be made longer, and its rounds too, and
+held-out examples may lie elsewhere: their digest is compared."""
 _FREE = (("data", str), ("engine", str))  # names of the library's; those of one's own are tables
 
 

@@ -149,6 +149,14 @@ class RunSpec(Record, frozen=True, kw_only=True):
             "--data",
         ),
     ] = Ref("synthetic")
+    held_out: Annotated[
+        str | None,
+        _said(
+            "With data at devices: measure the model on the trainer's own examples in this file "
+            "(.csv, .jsonl, .npz or .parquet) or folder of such files.",
+            "--held-out",
+        ),
+    ] = None
     sizes: Annotated[dict[str, int], _said("Sizes of the model, such as words=50000.")]
     rounds: Annotated[_Count, _said("Rounds of training.", "--rounds")]
     evaluate_every: Annotated[
