@@ -72,6 +72,7 @@ class InputBound:
             update is multiplied by its weight over W. The bound is C times that share, so that
             an update of weight 0 adds nothing. Infinity multiplies by the weight as it is; None
             weighs nothing.
+        allows: what else must hold of finite numbers that arrive.
 
     Raises:
         InputError: C, `above` or W is not allowed.
@@ -87,6 +88,7 @@ class InputBound:
     is_checked: bool = True
     keeps_norms: bool = False
     max_weight: float | None = None
+    allows: Callable[[Tree], bool] = lambda _: True
 
     def __post_init__(self) -> None:
         if self.max_weight is not None and not self.max_weight > 0:
@@ -159,6 +161,8 @@ class InputBound:
         if found is None:
             is_above = self.is_checked and self.is_bound and _is_beyond(update)
             return TakenUpdate(None, is_above=is_above)
+        if not self.allows(found):
+            return TakenUpdate(None)
         if not self.keeps_norms and not (self.is_bound and self.is_checked):
             return TakenUpdate(found)
         length = length_of(found, keys)
@@ -176,8 +180,9 @@ class InputBound:
                 f"norm of at most {self.max_norm:g}{by}, all parts together; clip it to that"
             )
         return NotFiniteError(
-            "the update cannot be added up: got NaN, infinity or numbers near them; expected "
-            "finite numbers below 2^108; clip updates, or lower the learning rate"
+            "the update cannot be added up: got NaN, infinity, numbers near them, or a weight that "
+            "no examples have; expected finite numbers below 2^108; clip updates, or lower the "
+            "learning rate"
         )
 
 

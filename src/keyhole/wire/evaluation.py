@@ -57,6 +57,14 @@ class Evaluates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             told += [weight * value, weight] if isfinite(value) else [0.0, 0.0]
         return {_TOLD: np.array(told, np.float32)}
 
+    def allows(self, told: Tree) -> bool:
+        """Returns whether a device can have sent this: a share of the max examples, which counts
+        in full or not at all for each metric. Metrics may be any number."""
+        weight, pairs = told[_TOLD][0], told[_TOLD][1:].reshape(-1, 2)
+        is_none = pairs[:, 1] == 0
+        counts = (pairs[:, 1] == weight) | (is_none & (pairs[:, 0] == 0))
+        return bool(0 <= weight <= 1 and counts.all())
+
     def means(self, total: Array) -> dict[str, float]:
         """Returns what the numbers of all devices, added up, come to: the mean of each metric that
         anybody could tell, weighted by examples."""

@@ -17,6 +17,7 @@ from keyhole.errors import InputError, RequestError
 from keyhole.keys.choice import KeyTable, KeyUsers
 from keyhole.primitives.report import METRIC_NAME
 from keyhole.server.inputs import UNBOUND, InputBound
+from keyhole.wire.evaluation import evaluates_of
 
 _MaxByName = dict[
     Annotated[str, msgspec.Meta(pattern=METRIC_NAME)], Annotated[float, msgspec.Meta(gt=0)]
@@ -46,7 +47,9 @@ def bound_of(settings: Mapping[str, object]) -> InputBound:
     weight = None
     if _MAX_WEIGHT in settings:
         weight = inf if settings[_MAX_WEIGHT] is None else _number(settings[_MAX_WEIGHT])
-    return InputBound(_number(limit), above, max_weight=weight)  # type: ignore[arg-type]
+    evaluates = evaluates_of(settings)
+    allows = UNBOUND.allows if evaluates is None else evaluates.allows
+    return InputBound(_number(limit), above, max_weight=weight, allows=allows)  # type: ignore[arg-type]
 
 
 def _number(value: object) -> float:
