@@ -14,7 +14,7 @@ BUILD_SITE = NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all check bench docs wheel sbom lock clean train full
+.PHONY: help demo test test-all check bench figures docs wheel sbom lock clean train full
 # Targets share .venv, and two installs into it at once would break it.
 .NOTPARALLEL:
 
@@ -48,6 +48,9 @@ bench: full ## Run the benchmarks and hold them to their goals
 		$(BIN)/python $$benchmark --check || failed="$$failed $$benchmark"; \
 	done; \
 	test -z "$$failed" || { echo "failed:$$failed" >&2; exit 1; }
+
+figures: full ## Draw the figures of docs/results.md and write its numbers, from docs/results/*.json
+	@$(BIN)/python docs/results.py
 
 docs: full ## Write the generated pages of docs/ and build the site in build/site
 	@$(BIN)/python docs/generate.py

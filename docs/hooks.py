@@ -32,14 +32,17 @@ def _fenced(found):
 
 
 def on_page_markdown(markdown, page, **_):
-    """Puts drawings into the page itself, where the site's colours reach them, and leaves out of
-    fences what concerns tests alone."""
+    """Puts drawings of docs/pictures.py into the page itself, where the site's colours reach them,
+    and leaves out of fences what concerns tests alone."""
     folder, markdown = (DOCS / page.file.src_uri).parent, FENCE.sub("```python", markdown)
-    return PICTURE.sub(lambda found: _drawing(found[1], folder / found[2]), markdown)
+    return PICTURE.sub(lambda found: _drawing(found, folder / found[2]), markdown)
 
 
-def _drawing(alt, path):
-    drawing = path.read_text().strip().replace("\n", "")
+def _drawing(found, path):
+    """A drawing as it is; a chart, whose colours are fixed, stays a link to its file."""
+    drawing, alt = path.read_text().strip().replace("\n", ""), found[1]
+    if ".k-t{" not in drawing:
+        return found[0]
     return f'<figure class="drawing" role="img" aria-label="{alt}">{drawing}</figure>'
 
 

@@ -1,8 +1,9 @@
 """Draws every kind of figure that a sweep may ask for, and runs of `keyhole train`.
 
 Curves show a metric over rounds (Figures 2, 4, 5, 6), final its last value over a sweep (Figure 3),
-frontier the metric against size (Figure 7). A grid is a heat map over client and server learning
-rate, to tune them as section 5.1 does. Runs show each metric over rounds, and against bytes.
+frontier the metric against size (Figure 7), bytes against what a client moves. A grid is a heat map
+over client and server learning rate, to tune them as section 5.1 does. Runs show each metric over
+rounds, and against bytes.
 
 A figure is matplotlib's `Figure` without a window or a current state; `save_figure` writes it as
 PNG and SVG with the same bytes for the same results.
@@ -26,7 +27,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 from matplotlib.transforms import ScaledTranslation
 
 from keyhole.errors import InputError
-from keyhole.experiments.report.frontier import draw_frontier
+from keyhole.experiments.report.frontier import draw_bytes, draw_frontier
 from keyhole.experiments.report.results import (
     INCOMPLETE,
     INTERVALS,
@@ -422,6 +423,7 @@ KINDS: Mapping[str, Callable[[SweepResults], Figure]] = MappingProxyType(
         "curves": draw_sweep_curves,
         "final": draw_final,
         "frontier": draw_frontier,
+        "bytes": lambda sweep: draw_bytes([sweep]),
         "grid": draw_grid,
         OVERVIEW: draw_runs,
     }

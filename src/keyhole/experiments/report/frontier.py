@@ -13,11 +13,12 @@ from typing import TypeAlias
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.text import Annotation
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 from matplotlib.transforms import Bbox
 
-from keyhole.experiments.report.results import Series, SweepResults
+from keyhole.experiments.report.results import Series, SweepResults, join_notes
 from keyhole.experiments.report.style import (
     SeriesStyle,
     add_legend,
@@ -200,6 +201,45 @@ def _finish_axes(axes: Axes, sweep: SweepResults) -> None:
         axes.set_xscale("log")
         scale_sizes(axes.xaxis)
     axes.margins(x=0.08, y=0.14)
+
+
+def draw_bytes(sweeps: Sequence[SweepResults]) -> Figure:
+    """Draws the test metric against what a client moves in a round: a panel for each sweep, in it a
+    series for each panel of the sweep. A line without a finished trial has no point."""
+    names = list(dict.fromkeys(panel for sweep in sweeps for panel in sweep.panels))
+    styles = series_styles(names)
+    with drawing():
+        figure = new_figure(
+            height=4.4 if len(sweeps) == 1 else 4.0, width=max(8.0, 4.2 * len(sweeps))
+        )
+        handles: dict[str, Line2D] = {}
+        for axes, sweep in zip(
+            figure.subplots(1, len(sweeps), squeeze=False).flat, sweeps, strict=True
+        ):
+            for panel, lines in sweep.panels.items():
+                priced = [(line.costs.kilobytes, line.test) for line in lines if line.costs]
+                places, spreads = [x for x, _ in priced], [spread for _, spread in priced]
+                handles.setdefault(panel, draw_points(axes, places, spreads, styles[panel]))
+            _finish_bytes(axes, sweep)
+        notes = dict.fromkeys(line for sweep in sweeps for line in sweep.note.splitlines())
+        starred = {
+            sweep.starred(p, *lines) for sweep in sweeps for p, lines in sweep.panels.items()
+        }
+        labels = [f"{name} *" if f"{name} *" in starred else name for name in names]
+        add_legend(figure, [handles[name] for name in names], labels, join_notes(*notes))
+    return figure
+
+
+def _finish_bytes(axes: Axes, sweep: SweepResults) -> None:
+    axes.set_title(sweep.title)
+    label_metric(axes, sweep.metric, "test")
+    axes.set_xlabel("KB per client and round, down and up")
+    moved = [line.costs.kilobytes for line in sweep.lines if line.costs]
+    if spans_decades(moved):
+        axes.set_xscale("log")
+        scale_sizes(axes.xaxis, (1.0, 3.0))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+    axes.margins(x=0.08, y=0.1)
 
 
 def draw_demo(

@@ -32,6 +32,8 @@ CAPTIONS: Mapping[str, str] = {
     "trials with bars over its 95 % interval.",
     "frontier": "Test metric against the size that clients hold; bars are 95 % intervals of the "
     "mean over trials.",
+    "bytes": "Test metric against what a client receives and sends in a round; bars are 95 % "
+    "intervals of the mean over trials.",
     "grid": "Each cell is the mean over trials for one pair of learning rates.",
     "overview": "Each metric over rounds, and the first against what a client receives and sends "
     "in a round; shades and bars are 95 % intervals of the mean over trials.",

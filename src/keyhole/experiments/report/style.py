@@ -262,10 +262,14 @@ def save_figure(figure: Figure, path_stem: Path | str) -> list[Path]:
     bytes. `path_stem` is the path without its ending."""
     stem = Path(path_stem)
     png, svg = stem.with_name(stem.name + ".png"), stem.with_name(stem.name + ".svg")
-    with drawing():
-        with storage_errors(png, "write"):
-            figure.savefig(png, format="png", metadata={"Software": None})
-        with storage_errors(svg, "write"):
-            nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-            figure.savefig(svg, format="svg", metadata=nothing)
-    return [png, svg]
+    with drawing(), storage_errors(png, "write"):
+        figure.savefig(png, format="png", metadata={"Software": None})
+    return [png, save_svg(figure, svg)]
+
+
+def save_svg(figure: Figure, path: Path) -> Path:
+    """Writes a figure as SVG, the same figure as the same bytes, and returns its path."""
+    nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    with drawing(), storage_errors(path, "write"):
+        figure.savefig(path, format="svg", metadata=nothing)
+    return path

@@ -1,0 +1,229 @@
+"""Keeps finished runs, and makes the figures and numbers of docs/results.md from what is kept.
+
+python docs/results.py                            draw every figure, write tables and numbers
+python docs/results.py --check                    exit 1 if a page is not current; draws nothing
+python docs/results.py keep OUT --commit COMMIT   keep the finished runs of a folder, then draw
+python docs/results.py same OUT                   exit 1 if a run of a folder has other numbers
+
+A table or figure stands between `<!-- view: NAME -->` and `<!-- /view -->`, a number between
+`<!--=SWEEP/ARM-->` and `<!--/-->`: the mean over trials on the test data, in percent where it is a
+share. ARM is the end of the name of the folder that keeps the runs. A difference is written
+`<!--=SWEEP/ARM - SWEEP/ARM-->`, in points.
+"""
+
+import argparse
+import re
+import sys
+from pathlib import Path
+
+import msgspec
+
+DOCS = Path(__file__).parent
+ROOT = DOCS.parent
+sys.path.insert(0, str(DOCS))
+from views import PAPER, QUESTIONS, SUITE, View  # noqa: E402  (docs/ is no package)
+
+from keyhole.experiments.grid import read_grid  # noqa: E402
+from keyhole.experiments.report.figures import draw_sweep  # noqa: E402
+from keyhole.experiments.report.frontier import draw_bytes  # noqa: E402
+from keyhole.experiments.report.kept import (  # noqa: E402
+    KeptSweep,
+    keep_sweeps,
+    read_kept,
+    write_kept,
+)
+from keyhole.experiments.report.style import save_svg  # noqa: E402
+from keyhole.experiments.report.tables import make_table  # noqa: E402
+from keyhole.experiments.report.writing import (  # noqa: E402
+    NOTHING,
+    is_share,
+    markdown_table,
+    write_interval,
+)
+
+KEPT, FIGURES = DOCS / "results", DOCS / "figures"
+PAGES = (DOCS / "results.md", ROOT / "README.md")
+VIEWS = {view.name: view for view in (*PAPER, *SUITE, *QUESTIONS)}
+ALL_TASKS = "results-bytes"
+# Sweeps that keyhole has by name, on the small real data; others are files of runs/.
+NAMED = {
+    "tag-recall": "--data stackexchange",
+    "tag-keys": "--data stackexchange",
+    "word-alpha": "--data stackexchange --trials 3",
+    "so-tag-rates": "--data stackexchange --trials 1",
+    "emnist-2nn-rates": "--data femnist --trials 1",
+    "emnist-cnn-rates": "--data femnist --trials 1",
+}
+VIEW = re.compile(r"(<!-- view: ([\w-]+) -->\n)(.*?)(<!-- /view -->)", re.S)
+NUMBER = re.compile(r"(<!--=([^>]+)-->)([^<]*)(<!--/-->)")
+
+
+def files_of_runs() -> dict[str, Path]:
+    return {path.stem: path for path in sorted((ROOT / "runs").rglob("*.toml"))}
+
+
+def commands() -> dict[str, str]:
+    """Sweep -> the command that runs it, or goes on with it."""
+    files = files_of_runs()
+    own = {name: f"keyhole sweep {path.relative_to(ROOT)}" for name, path in files.items()}
+    return own | {name: f"keyhole sweep {name} {more}" for name, more in NAMED.items()}
+
+
+def read_all() -> dict[str, KeptSweep]:
+    found = (read_kept(path) for path in sorted(KEPT.glob("*.json")))
+    return {sweep.sweep: sweep for sweep in found}
+
+
+def figure_names(view: View) -> list[str]:
+    return [f"results-{view.name}-{kind}.svg" for kind in view.figures]
+
+
+def block_of(view: View, kept: dict[str, KeptSweep]) -> str:
+    """What the page shows of a view: figures, table, and where the numbers are from."""
+    sweep, text = view.compose(kept), ""
+    if sweep is not None:
+        pictures = [f"![{view.title}](figures/{name})\n" for name in figure_names(view)]
+        table = matrix_of(sweep) if view.matrix else plain_table(sweep)
+        text = "\n".join(["", *pictures, table, ""])
+    names = list(dict.fromkeys(part.sweep for part in view.parts))
+    return text + "\n".join([*(origin_of(name, kept) for name in names), "", ""])
+
+
+def plain_table(sweep):
+    table = make_table(sweep)
+    return markdown_table([table.header, *table.cells], table.names)
+
+
+def matrix_of(sweep):
+    """Panels as rows; each cell has the test metric, and what a client moves in a round."""
+    unit = 100.0 if is_share(sweep.metric) else 1.0
+    columns = list(dict.fromkeys(line.label for line in sweep.lines))
+    rows = [("", *columns)]
+    for panel, lines in sweep.panels.items():
+        by_label = {line.label: line for line in lines}
+        rows.append((panel, *(cell_of(by_label.get(column), unit) for column in columns)))
+    return markdown_table(rows, 1)
+
+
+def cell_of(line, unit):
+    if line is None or line.test is None or line.costs is None:
+        return NOTHING
+    return f"{write_interval(line.test, unit)} ({line.costs.kilobytes:,.0f} KB)"
+
+
+def origin_of(name: str, kept: dict[str, KeptSweep]) -> str:
+    """A line on a sweep: data, seed, days, commits, finished runs, command."""
+    command, sweep = commands()[name], kept.get(name)
+    if sweep is None:
+        return f"- `{name}` has not been run yet: `{command}`"
+    days, commits = sorted({r.date for r in sweep.runs}), sorted({r.commit for r in sweep.runs})
+    planned = sweep.trials * len({line.arm for line in sweep.lines})
+    missing = "" if len(sweep.runs) >= planned else ", the others have not been run yet"
+    data = f"{sweep.dataset['name']} (`{sweep.dataset['sha256'][:12]}`)"
+    when = " to ".join(dict.fromkeys([days[0], days[-1]]))
+    minutes = sum(run.seconds for run in sweep.runs) / 60
+    return (
+        f"- `{name}`: {data}, seed {sweep.spec['seed']}, {len(sweep.runs)} of {planned} runs"
+        f"{missing}; "
+        f"{when}, commit {', '.join(commits)}, {minutes:,.0f} minutes in all: `{sweep.command}`"
+    )
+
+
+def number_of(asked: str, kept: dict[str, KeptSweep]) -> str:
+    """The number of a mark, or the difference of two."""
+    means = [mean_of(each.strip(), kept) for each in asked.split(" - ")]
+    (mean, metric), *others = means
+    unit = 100.0 if is_share(metric) else 1.0
+    return f"{unit * (mean - sum(other for other, _ in others)):.{1 if unit > 1 else 3}f}"
+
+
+def mean_of(asked: str, kept: dict[str, KeptSweep]) -> tuple[float, str]:
+    name, _, arm = asked.partition("/")
+    if name not in kept:
+        sys.exit(f"no such kept sweep: got {name}; expected one of docs/results/; keep it first")
+    lines = kept[name].results.lines
+    found = {line.arm: line for line in lines if line.arm.endswith(arm) and line.test}
+    if len(found) != 1:
+        arms = ", ".join(line.arm for line in lines if line.test)
+        sys.exit(f"{asked} names {len(found)} arms: got {arm!r}; expected the end of one of {arms}")
+    (line,) = found.values()
+    return line.test.mean, line.metric
+
+
+def page_of(text: str, kept: dict[str, KeptSweep]) -> str:
+    """A page with its tables and numbers as they are kept."""
+    text = VIEW.sub(lambda m: m[1] + block_of(VIEWS[m[2]], kept) + m[4], text)
+    return NUMBER.sub(lambda m: m[1] + number_of(m[2], kept) + m[4], text)
+
+
+def figures_of(kept: dict[str, KeptSweep]):
+    """(name of a file, figure): one for each kind of each view, and that of all tasks."""
+    for view in VIEWS.values():
+        sweep = view.compose(kept)
+        if sweep is not None:
+            yield from zip(figure_names(view), draw_sweep(sweep).values(), strict=True)
+    tasks = [sweep for view in SUITE if (sweep := view.compose(kept))]
+    if tasks:
+        yield f"{ALL_TASKS}.svg", draw_bytes(tasks)
+
+
+def draw(kept: dict[str, KeptSweep], to: Path) -> None:
+    for name, figure in figures_of(kept):
+        save_svg(figure, to / name)
+
+
+def keep(out: Path, commit: str) -> None:
+    KEPT.mkdir(exist_ok=True)
+    files = files_of_runs()
+    for sweep in keep_sweeps(out, commit, commands()):
+        file = files.get(sweep.sweep)  # says how many trials there are to be
+        trials = max(sweep.trials, read_grid(file).trials if file else 0)
+        path = write_kept(msgspec.structs.replace(sweep, trials=trials), KEPT)
+        print(f"kept {len(sweep.runs)} runs in {path.relative_to(ROOT)}")
+
+
+def check_same(out: Path) -> None:
+    """Compares runs of a folder with those kept, to the digit."""
+    kept, differing, count = read_all(), [], 0
+    for sweep in keep_sweeps(out, "", commands()):
+        known = (
+            {(run.arm, run.trial): run for run in kept[sweep.sweep].runs}
+            if sweep.sweep in kept
+            else {}
+        )
+        for run in sweep.runs:
+            if (other := known.get((run.arm, run.trial))) is not None:
+                count += 1
+                if (run.run, run.metrics, run.curve) != (other.run, other.metrics, other.curve):
+                    differing.append(f"{sweep.sweep}: {run.arm}, trial {run.trial}")
+    print(f"{count} runs compared, {len(differing)} differ", *differing, sep="\n")
+    sys.exit(bool(differing))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", nargs="?", choices=["draw", "keep", "same"], default="draw")
+    parser.add_argument("out", nargs="?", type=Path, help="folder of `keyhole sweep`")
+    parser.add_argument("--commit", help="of the tree that ran the sweeps")
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    asked = parser.parse_args()
+    if (asked.what != "draw") != (asked.out is not None) or (asked.what == "keep") != bool(
+        asked.commit
+    ):
+        parser.error("keep takes OUT and --commit, same takes OUT")
+    if asked.what == "same":
+        check_same(asked.out)
+    if asked.what == "keep":
+        keep(asked.out, asked.commit)
+    kept = read_all()
+    pages = {path: page_of(path.read_text(), kept) for path in PAGES}
+    if asked.check:
+        stale = [path.name for path, text in pages.items() if path.read_text() != text]
+        sys.exit(f"not current: {', '.join(stale)}; run make figures" if stale else 0)
+    for path, text in pages.items():
+        path.write_text(text)
+    draw(kept, FIGURES)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""Numbers in README.md and docs/results.md are those that are kept in docs/results/."""
+
+import importlib.util
+import re
+import sys
+import tomllib
+
+import pytest
+
+from keyhole.experiments.grid import read_grid
+from keyhole.experiments.report.paper import FINDINGS
+from keyhole.experiments.sweeps import SWEEPS
+from tests.helpers import ROOT
+
+DOCS = ROOT / "docs"
+
+
+def load(name):
+    spec = importlib.util.spec_from_file_location(f"docs_{name}", DOCS / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+results = load("results")
+KEPT = results.read_all()
+SWEEPS_OF_RUNS = sorted((ROOT / "runs").rglob("*.toml"))
+
+
+@pytest.mark.parametrize("page", results.PAGES, ids=lambda page: page.name)
+def test_tables_and_numbers_are_those_that_are_kept(page):
+    assert results.page_of(page.read_text(), KEPT) == page.read_text(), "run make figures"
+
+
+def test_every_view_is_on_the_page():
+    assert {found[1] for found in results.VIEW.findall(results.PAGES[0].read_text())} == set(
+        results.VIEWS
+    )
+
+
+def test_every_percentage_in_the_text_is_kept_or_the_papers():
+    """Decimals outside tables and marks: what nobody checks is how numbers go stale."""
+    papers = {
+        f"{n.mean:.{k}f}" for f in FINDINGS.values() for n in f.numbers.values() for k in (1, 2)
+    }
+    text = results.PAGES[0].read_text()
+    text = results.NUMBER.sub("", results.VIEW.sub("", text))
+    assert set(re.findall(r"\b\d+\.\d+(?= (?:%|points|and|or|to|,))", text)) <= papers
+
+
+def test_a_wrong_number_is_noticed():
+    (name, sweep), *_ = KEPT.items()
+    arm = next(line.arm for line in sweep.results.lines if line.test)
+    page = f"Accuracy is <!--={name}/{arm}-->99.9<!--/--> %."
+    right = results.page_of(page, KEPT)
+    assert right != page
+    assert results.page_of(right, KEPT) == right
+    zero = results.page_of(f"<!--={name}/{arm} - {name}/{arm}--><!--/-->", KEPT)
+    assert float(re.search(r">([\d.]+)<", zero)[1]) == 0.0
+
+
+def test_figures_are_redrawn_with_the_same_bytes(tmp_path):
+    name, figure = next(iter(results.figures_of(KEPT)))
+    results.save_svg(figure, tmp_path / name)
+    assert (tmp_path / name).read_bytes() == (DOCS / "figures" / name).read_bytes()
+
+
+@pytest.mark.slow
+def test_every_figure_is_drawn_from_what_is_kept(tmp_path):
+    results.draw(KEPT, tmp_path)
+    drawn = {path.name: path.read_bytes() for path in tmp_path.glob("*.svg")}
+    kept = {path.name: path.read_bytes() for path in (DOCS / "figures").glob("results-*.svg")}
+    assert drawn == kept
+
+
+@pytest.mark.parametrize("path", SWEEPS_OF_RUNS, ids=lambda path: path.stem)
+def test_every_sweep_of_runs_can_be_read(path):
+    assert read_grid(path).trials >= 1
+    assert tomllib.loads(path.read_text())["data"] in ("femnist", "stackexchange")
+
+
+def test_every_part_of_a_view_can_be_run():
+    known = {path.stem for path in SWEEPS_OF_RUNS} | SWEEPS.keys()
+    named = {part.sweep for view in results.VIEWS.values() for part in view.parts}
+    assert named <= known
+    assert named <= results.commands().keys()
+
+
+def test_every_kept_sweep_is_shown():
+    assert KEPT.keys() <= {part.sweep for view in results.VIEWS.values() for part in view.parts}
+
+
+@pytest.mark.parametrize("sweep", KEPT.values(), ids=KEPT.keys())
+def test_kept_runs_are_of_the_sweep_that_runs_them_again(sweep):
+    """Each has the record that its file, or the sweep of that name, has by now."""
+    path = next((path for path in SWEEPS_OF_RUNS if path.stem == sweep.sweep), None)
+    asked = read_grid(path) if path else SWEEPS[sweep.sweep]("small")
+    for line, now in zip(sweep.lines, asked.lines, strict=True):
+        if line.size is not None:
+            kept = sweep.spec_of(line)
+            assert line.arm == now.arm
+            told = {
+                k: v for k, v in kept.describe().items() if k not in ("data", "keys", "delivery")
+            }
+            assert told == {k: now.spec.describe()[k] for k in told}
