@@ -12,6 +12,7 @@ share. ARM is the end of the name of the folder that keeps the runs. A differenc
 """
 
 import argparse
+import math
 import re
 import sys
 from pathlib import Path
@@ -83,7 +84,7 @@ def block_of(view: View, kept: dict[str, KeptSweep]) -> str:
     sweep, text = view.compose(kept), ""
     if sweep is not None:
         pictures = [f"![{view.title}](figures/{name})\n" for name in figure_names(view)]
-        table = matrix_of(sweep) if view.matrix else plain_table(sweep)
+        table = matrix_of(sweep, view.cost) if view.matrix else plain_table(sweep)
         text = "\n".join(["", *pictures, table, ""])
     names = list(dict.fromkeys(part.sweep for part in view.parts))
     return text + "\n".join([*(origin_of(name, kept) for name in names), "", ""])
@@ -94,21 +95,24 @@ def plain_table(sweep):
     return markdown_table([table.header, *table.cells], table.names)
 
 
-def matrix_of(sweep):
-    """Panels as rows; each cell has the test metric, and what a client moves in a round."""
+def matrix_of(sweep, cost):
+    """Panels as rows; each cell has the test metric, and what it costs."""
     unit = 100.0 if is_share(sweep.metric) else 1.0
     columns = list(dict.fromkeys(line.label for line in sweep.lines))
     rows = [("", *columns)]
     for panel, lines in sweep.panels.items():
         by_label = {line.label: line for line in lines}
-        rows.append((panel, *(cell_of(by_label.get(column), unit) for column in columns)))
+        rows.append((panel, *(cell_of(by_label.get(column), unit, cost) for column in columns)))
     return markdown_table(rows, 1)
 
 
-def cell_of(line, unit):
+def cell_of(line, unit, cost):
     if line is None or line.test is None or line.costs is None:
         return NOTHING
-    return f"{write_interval(line.test, unit)} ({line.costs.kilobytes:,.0f} KB)"
+    epsilon = line.costs.epsilon
+    spent = "no bound" if epsilon in (None, math.inf) else f"epsilon {epsilon:,.3g}"
+    told = {"bytes": f"{line.costs.kilobytes:,.0f} KB", "epsilon": spent}[cost]
+    return f"{write_interval(line.test, unit)} ({told})"
 
 
 def origin_of(name: str, kept: dict[str, KeptSweep]) -> str:

@@ -41,6 +41,7 @@ class View:
         parts: whose lines it has, in order.
         words: values that are written otherwise, such as "none" for all keys.
         matrix: whether the table has panels as rows and labels as columns.
+        cost: what a cell of a matrix says beside the metric: bytes or epsilon.
     """
 
     name: str
@@ -50,6 +51,7 @@ class View:
     parts: tuple[Part, ...]
     words: Mapping[str, str] = field(default_factory=dict)
     matrix: bool = False
+    cost: str = "bytes"
 
     def compose(self, kept: Mapping[str, KeptSweep]) -> SweepResults | None:
         """Returns its lines, as one sweep; None while no run of any is kept."""
@@ -267,5 +269,118 @@ SUITE = (
 )
 """The benchmark: equal bytes, one table for each task."""
 
-QUESTIONS = ()
+_BUCKETS = ("frequency", "dealt", "together")
+_BITS = {"on-demand": "32 bits", "parts:HALF": "16 bits", "parts:EIGHT": "8 bits"}
+_NOISE = {"all-rows": "all rows", "thresholded": "thresholded rows", "correlated": "correlated"}
+_KEYS = {"50": "select, m = 50", "none": "broadcast"}
+
+
+def _bucket_parts() -> Iterator[Part]:
+    """Single words, then a panel for each way to put words into buckets."""
+    names = {"frequency": "by frequency", "dealt": "dealt out", "together": "of the same users"}
+    yield Part("buckets", "single words", "1 word", ("top",))
+    for order, panel in names.items():
+        for size in (10, 50):
+            yield Part("buckets", panel, f"{size} words", (f"parts:{order.upper()}_{size}",))
+
+
+QUESTIONS = (
+    View(
+        "buckets",
+        "Tags: buckets of words, 300 words a client",
+        ("bytes",),
+        "words in a bucket",
+        tuple(_bucket_parts()),
+        matrix=True,
+    ),
+    View(
+        "softmax",
+        "Next word: words drawn for the softmax, half of 504 words a client",
+        ("bytes",),
+        "words",
+        (
+            Part("softmax-none", "own words alone", "504 words"),
+            Part("softmax-corrected", "half drawn, corrected", "504 words"),
+            Part("softmax-uncorrected", "half drawn, not corrected", "504 words"),
+        ),
+        matrix=True,
+    ),
+    View(
+        "dropouts",
+        "2NN: clients lost before they send an update",
+        ("reached",),
+        "share of clients that are lost",
+        (Part("dropouts", "{first}", "{value}"),),
+        _KEYS,
+        matrix=True,
+    ),
+    View(
+        "staleness",
+        "2NN: asynchronous rounds of 20 updates",
+        ("reached",),
+        "clients at work",
+        (Part("staleness", "{first}", "{value}"),),
+        _KEYS,
+        matrix=True,
+    ),
+    View(
+        "privacy",
+        "2NN: accuracy against epsilon",
+        ("epsilon",),
+        "noise multiplier",
+        tuple(
+            Part(f"privacy-{kind}", f"{{first}}, noise: {name}", "noise {value}")
+            for kind, name in _NOISE.items()
+        ),
+        _KEYS,
+        matrix=True,
+        cost="epsilon",
+    ),
+    View(
+        "classes",
+        "2NN: half of the clients hold 100 neurons, half hold 25",
+        ("bytes",),
+        "m",
+        (
+            Part("suite-2nn", "random, all alike", "m = {value}", ("50", "100")),
+            Part("classes", "random", "100 and 25", ("parts:CLASSES_RANDOM",)),
+            Part("classes", "rolling (FedRolex)", "100 and 25", ("parts:CLASSES_ROLLING",)),
+            Part("classes", "nested (HeteroFL)", "100 and 25", ("parts:CLASSES_NESTED",)),
+        ),
+        matrix=True,
+    ),
+    View(
+        "quantised",
+        "2NN: slices in fewer bits",
+        ("bytes",),
+        "bits",
+        (Part("quantised", "{first}", "{value}"),),
+        _KEYS | _BITS | {"parts:FOUR": "4 bits"},
+        matrix=True,
+    ),
+    View(
+        "strategies-2nn",
+        "2NN: ways to choose neurons",
+        ("bytes",),
+        "m",
+        (
+            Part("suite-2nn", "{first}", "m = {value}"),
+            Part("strategies-2nn", "{first}", "m = {value}"),
+        ),
+        STRATEGIES,
+        matrix=True,
+    ),
+    View(
+        "strategies-tags",
+        "Tags: ways to choose words",
+        ("bytes",),
+        "m",
+        (
+            Part("suite-tags", "{first}", "m = {value}", ("30", "100", "300")),
+            Part("strategies-tags", "{first}", "m = {value}"),
+        ),
+        STRATEGIES,
+        matrix=True,
+    ),
+)
 """What the paper leaves open."""

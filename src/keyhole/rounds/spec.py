@@ -230,6 +230,12 @@ class RunSpec(Record, frozen=True, kw_only=True):
         version, or a field is unknown, missing or of another type."""
         return read(cls, told, _WHAT)
 
+    @classmethod
+    def read_older(cls, told: Mapping[str, Any]) -> Self:
+        """Returns the same of a run that is only reported: fields that did not exist when it was
+        written are at their defaults."""
+        return convert(cls, told, _WHAT)
+
     def for_devices(self) -> dict[str, Any]:
         """Returns what a device may know, and all that it needs to train; see `DeviceSpec`."""
         told = self.describe()

@@ -101,6 +101,14 @@ def test_runs_whose_folder_is_gone_stay(tmp_path):
     assert after.results.lines[1].trials[0].spec == before.results.lines[0].trials[0].spec
 
 
+def test_a_record_without_a_field_that_came_later_is_read(tmp_path):
+    path = keep(make(tmp_path / "out"), tmp_path)
+    sweep = read_kept(path)
+    older = {name: value for name, value in sweep.spec.items() if name != "mean_over"}
+    path.write_text(path.read_text().replace(json.dumps(sweep.spec), json.dumps(older)))
+    assert read_kept(path).results.lines[0].trials[0].spec.mean_over == "cohort"
+
+
 def test_runs_of_another_record_are_dropped(tmp_path):
     keep(make(tmp_path / "out"), tmp_path)
     again = tmp_path / "again"
@@ -116,3 +124,13 @@ def test_a_folder_without_a_sweep_and_a_damaged_file_are_refused(tmp_path):
     path.write_text(path.read_text().replace('"trials": 2', '"trials": -2'))
     with pytest.raises(InputError, match="is no kept sweep"):
         read_kept(path)
+
+
+def test_runs_of_an_older_version_are_kept(tmp_path):
+    """A field that records did not have then is at its default."""
+    for path in make(tmp_path / "out").rglob("run.json"):
+        run = json.loads(path.read_text())
+        del run["spec"]["best"]
+        path.write_text(json.dumps(run))
+    kept = read_kept(keep(tmp_path / "out", tmp_path))
+    assert kept.results.lines[0].trials[0].spec.best is None

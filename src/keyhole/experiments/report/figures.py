@@ -1,9 +1,10 @@
 """Draws every kind of figure that a sweep may ask for, and runs of `keyhole train`.
 
 Curves show a metric over rounds (Figures 2, 4, 5, 6), final its last value over a sweep (Figure 3),
-frontier the metric against size (Figure 7), bytes against what a client moves. A grid is a heat map
-over client and server learning rate, to tune them as section 5.1 does. Runs show each metric over
-rounds, and against bytes.
+frontier the metric against size (Figure 7), bytes and epsilon against what a client moves
+and what its privacy costs, reached over what a sweep varies. A grid is a heat map over client and
+server learning rate, to tune them as section 5.1 does. Runs show each metric over rounds, and
+against bytes.
 
 A figure is matplotlib's `Figure` without a window or a current state; `save_figure` writes it as
 PNG and SVG with the same bytes for the same results.
@@ -27,7 +28,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 from matplotlib.transforms import ScaledTranslation
 
 from keyhole.errors import InputError
-from keyhole.experiments.report.frontier import draw_bytes, draw_frontier
+from keyhole.experiments.report.frontier import draw_bytes, draw_epsilon, draw_frontier
 from keyhole.experiments.report.results import (
     INCOMPLETE,
     INTERVALS,
@@ -184,6 +185,24 @@ def draw_final(sweep: SweepResults) -> Figure:
         label_metric(right, sweep.metric, "test")
         for axes in (left, right):
             _finish_x(axes, sweep, places)
+        names = [sweep.starred(panel, *lines) for panel, lines in sweep.panels.items()]
+        add_legend(figure, handles, names, sweep.note)
+    return figure
+
+
+def draw_reached(sweep: SweepResults) -> Figure:
+    """Draws the test metric over what a sweep varies, a series for each panel."""
+    styles = series_styles(list(sweep.panels))
+    places = _places(sweep)
+    with drawing():
+        figure = new_figure(height=3.9)
+        axes = figure.subplots()
+        handles = [
+            draw_points(axes, [places[li] for li in lines], [li.test for li in lines], style)
+            for lines, style in zip(sweep.panels.values(), styles.values(), strict=True)
+        ]
+        label_metric(axes, sweep.metric, "test")
+        _finish_x(axes, sweep, places)
         names = [sweep.starred(panel, *lines) for panel, lines in sweep.panels.items()]
         add_legend(figure, handles, names, sweep.note)
     return figure
@@ -424,6 +443,8 @@ KINDS: Mapping[str, Callable[[SweepResults], Figure]] = MappingProxyType(
         "final": draw_final,
         "frontier": draw_frontier,
         "bytes": lambda sweep: draw_bytes([sweep]),
+        "epsilon": lambda sweep: draw_epsilon([sweep]),
+        "reached": draw_reached,
         "grid": draw_grid,
         OVERVIEW: draw_runs,
     }

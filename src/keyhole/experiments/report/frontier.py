@@ -7,7 +7,7 @@ Labels are placed where they hide neither a point nor a line nor another label.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import TypeAlias
 
@@ -18,7 +18,7 @@ from matplotlib.text import Annotation
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 from matplotlib.transforms import Bbox
 
-from keyhole.experiments.report.results import Series, SweepResults, join_notes
+from keyhole.experiments.report.results import Costs, Series, SweepResults, join_notes
 from keyhole.experiments.report.style import (
     SeriesStyle,
     add_legend,
@@ -206,22 +206,35 @@ def _finish_axes(axes: Axes, sweep: SweepResults) -> None:
 def draw_bytes(sweeps: Sequence[SweepResults]) -> Figure:
     """Draws the test metric against what a client moves in a round: a panel for each sweep, in it a
     series for each panel of the sweep. A line without a finished trial has no point."""
+    return _draw_against(
+        sweeps, lambda costs: costs.kilobytes, "KB per client and round, down and up"
+    )
+
+
+def draw_epsilon(sweeps: Sequence[SweepResults]) -> Figure:
+    """Draws the same against the epsilon that was spent; what has no bound has no point."""
+    return _draw_against(sweeps, lambda costs: costs.epsilon or math.inf, "epsilon spent")
+
+
+def _draw_against(
+    sweeps: Sequence[SweepResults], of: Callable[[Costs], float], x_label: str
+) -> Figure:
     names = list(dict.fromkeys(panel for sweep in sweeps for panel in sweep.panels))
     styles = series_styles(names)
+    width = max(8.0, 4.2 * len(sweeps))
     with drawing():
-        figure = new_figure(
-            height=4.4 if len(sweeps) == 1 else 4.0, width=max(8.0, 4.2 * len(sweeps))
-        )
+        figure = new_figure(height=4.4 if len(sweeps) == 1 else 4.0, width=width)
+        places = figure.subplots(1, len(sweeps), squeeze=False).flat
         handles: dict[str, Line2D] = {}
-        for axes, sweep in zip(
-            figure.subplots(1, len(sweeps), squeeze=False).flat, sweeps, strict=True
-        ):
+        for axes, sweep in zip(places, sweeps, strict=True):
             for panel, lines in sweep.panels.items():
-                priced = [(line.costs.kilobytes, line.test) for line in lines if line.costs]
-                places, spreads = [x for x, _ in priced], [spread for _, spread in priced]
-                handles.setdefault(panel, draw_points(axes, places, spreads, styles[panel]))
-            _finish_bytes(axes, sweep)
-        notes = dict.fromkeys(line for sweep in sweeps for line in sweep.note.splitlines())
+                points = [(of(line.costs), line.test) for line in lines if line.costs]
+                finite = [(x, spread) for x, spread in points if math.isfinite(x)]
+                xs, spreads = [x for x, _ in finite], [spread for _, spread in finite]
+                handles.setdefault(panel, draw_points(axes, xs, spreads, styles[panel]))
+            costs = [of(line.costs) for line in sweep.lines if line.costs]
+            _finish_against(axes, sweep, list(filter(math.isfinite, costs)), x_label)
+        notes = dict.fromkeys(note for sweep in sweeps for note in sweep.note.splitlines())
         starred = {
             sweep.starred(p, *lines) for sweep in sweeps for p, lines in sweep.panels.items()
         }
@@ -230,12 +243,11 @@ def draw_bytes(sweeps: Sequence[SweepResults]) -> Figure:
     return figure
 
 
-def _finish_bytes(axes: Axes, sweep: SweepResults) -> None:
+def _finish_against(axes: Axes, sweep: SweepResults, costs: list[float], x_label: str) -> None:
     axes.set_title(sweep.title)
     label_metric(axes, sweep.metric, "test")
-    axes.set_xlabel("KB per client and round, down and up")
-    moved = [line.costs.kilobytes for line in sweep.lines if line.costs]
-    if spans_decades(moved):
+    axes.set_xlabel(x_label)
+    if spans_decades(costs):
         axes.set_xscale("log")
         scale_sizes(axes.xaxis, (1.0, 3.0))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))

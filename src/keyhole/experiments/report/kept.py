@@ -27,6 +27,7 @@ from keyhole.experiments.report.results import (
     TrialResult,
     broadcast_bytes,
 )
+from keyhole.experiments.specs import defaults_of
 from keyhole.experiments.trial import find_result
 from keyhole.files import storage_errors
 from keyhole.rounds.fields import flatten
@@ -130,8 +131,10 @@ class KeptSweep(Struct, frozen=True, kw_only=True):
         return Series(line.panel, line.label, line.x, line.arm, self.metric, trials)
 
     def spec_of(self, line: KeptLine) -> RunSpec:
-        """Returns the record of the runs of a line, of trial 0."""
-        return RunSpec.read(self.spec).changed(line.changes)
+        """Returns the record of the runs of a line, of trial 0. Fields that records did not have
+        when it was kept are those of the task."""
+        told = {name: value for name, value in self.spec.items() if name != "version"}
+        return defaults_of(str(told["task"])).changed(told).changed(line.changes)
 
     def _trial(self, line: KeptLine, run: KeptRun) -> Trial:
         assert line.size is not None  # there is a run
@@ -172,7 +175,8 @@ class KeptSweep(Struct, frozen=True, kw_only=True):
         """A line of ours that has no run yet, as the other's runs are."""
         if line.size is not None or theirs is None:
             return line
-        changes = changes_of(RunSpec.read(self.spec), other.spec_of(theirs))
+        base = self.spec_of(msgspec.structs.replace(line, changes={}))
+        changes = changes_of(base, other.spec_of(theirs))
         return msgspec.structs.replace(line, changes=changes, size=theirs.size)
 
 

@@ -34,6 +34,8 @@ CAPTIONS: Mapping[str, str] = {
     "mean over trials.",
     "bytes": "Test metric against what a client receives and sends in a round; bars are 95 % "
     "intervals of the mean over trials.",
+    "epsilon": "Test metric against the epsilon that a run spent; bars as above.",
+    "reached": "Test metric, mean over trials with bars over its 95 % interval.",
     "grid": "Each cell is the mean over trials for one pair of learning rates.",
     "overview": "Each metric over rounds, and the first against what a client receives and sends "
     "in a round; shades and bars are 95 % intervals of the mean over trials.",

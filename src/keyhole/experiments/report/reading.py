@@ -260,7 +260,7 @@ def trial_of(directory: Path, records: Sequence[RoundRecord]) -> Trial:
     run = _load(path, what)
     told = _convert(run, _Run, path, what)
     try:
-        spec = RunSpec.read(told.spec)
+        spec = RunSpec.read_older(told.spec)
     except InputError as error:
         raise _naming(path, error) from error
     except UnicodeEncodeError as error:  # half a letter, which JSON can hold

@@ -17,7 +17,7 @@ from keyhole.experiments.statistics import ArmTrials, Difference, Spread, differ
 from keyhole.rounds.fields import flatten
 from keyhole.rounds.spec import RunSpec
 
-Kind: TypeAlias = Literal["curves", "final", "frontier", "bytes", "grid"]
+Kind: TypeAlias = Literal["curves", "final", "frontier", "bytes", "epsilon", "reached", "grid"]
 FIGURES: tuple[Kind, ...] = get_args(Kind)
 """The kinds of figure that a sweep may ask for."""
 INCOMPLETE = "* some trials are missing or unfinished: see the table"
