@@ -4,6 +4,7 @@ python docs/results.py                            draw every figure, write table
 python docs/results.py --check                    exit 1 if a page is not current; draws nothing
 python docs/results.py keep OUT --commit COMMIT   keep the finished runs of a folder, then draw
 python docs/results.py same OUT                   exit 1 if a run of a folder has other numbers
+python docs/results.py suite OUT                  the benchmark's tables with your sweeps
 
 A table or figure stands between `<!-- view: NAME -->` and `<!-- /view -->`, a number between
 `<!--=SWEEP/ARM-->` and `<!--/-->`: the mean over trials on the test data, in percent where it is a
@@ -15,14 +16,15 @@ import argparse
 import math
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
-sys.path.insert(0, str(DOCS))
-from views import PAPER, QUESTIONS, SUITE, View  # noqa: E402  (docs/ is no package)
+sys.path[:0] = [str(DOCS), str(ROOT / "runs")]  # docs/ is no package; sweeps name parts in runs/
+from views import PAPER, QUESTIONS, SUITE, Part, View  # noqa: E402
 
 from keyhole.experiments.grid import read_grid  # noqa: E402
 from keyhole.experiments.report.figures import draw_sweep  # noqa: E402
@@ -204,9 +206,27 @@ def check_same(out: Path) -> None:
     sys.exit(bool(differing))
 
 
+def print_suite(own: dict[str, KeptSweep]) -> None:
+    """Prints the table of each task of the benchmark, with a row for each panel of other sweeps
+    that have the task's data."""
+    kept = read_all()
+    for view in SUITE:
+        names = {part.sweep for part in view.parts}
+        digests = {kept[name].dataset["sha256"] for name in names & kept.keys()}
+        parts = tuple(
+            Part(name, f"{name}: {{panel}}", "m = {value}")
+            for name, sweep in own.items()
+            if name not in commands() and sweep.dataset["sha256"] in digests
+        )
+        sweep = replace(view, parts=(*view.parts, *parts)).compose(kept | own)
+        if sweep is not None:
+            print(f"{view.title}\n\n{matrix_of(sweep, view.cost)}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", nargs="?", choices=["draw", "keep", "same"], default="draw")
+    actions = ["draw", "keep", "same", "suite"]
+    parser.add_argument("what", nargs="?", choices=actions, default="draw")
     parser.add_argument("out", nargs="?", type=Path, help="folder of `keyhole sweep`")
     parser.add_argument("--commit", help="of the tree that ran the sweeps")
     parser.add_argument("--check", action="store_true", help="write nothing")
@@ -214,9 +234,12 @@ def main() -> None:
     if (asked.what != "draw") != (asked.out is not None) or (asked.what == "keep") != bool(
         asked.commit
     ):
-        parser.error("keep takes OUT and --commit, same takes OUT")
+        parser.error("keep takes OUT and --commit, same and suite take OUT")
     if asked.what == "same":
         check_same(asked.out)
+    if asked.what == "suite":
+        print_suite({sweep.sweep: sweep for sweep in keep_sweeps(asked.out, "", commands())})
+        return
     if asked.what == "keep":
         keep(asked.out, asked.commit)
     kept = read_all()

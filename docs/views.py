@@ -23,12 +23,14 @@ class Part:
             label has behind its equals sign, {first} for the same of the panel.
         label: likewise.
         only: the values that are taken; all where it is empty.
+        of: the panels of the sweep whose lines are taken, by their values; all where it is empty.
     """
 
     sweep: str
     panel: str = "{panel}"
     label: str = "{label}"
     only: tuple[str, ...] = ()
+    of: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ class View:
         """The lines of a part under the names of the view."""
         for line in kept[part.sweep].results.lines:
             value, first = _value(line.label), _value(line.panel)
-            if part.only and value not in part.only:
+            if (part.only and value not in part.only) or (part.of and first not in part.of):
                 continue
             told = {
                 "panel": line.panel,
@@ -275,6 +277,23 @@ _NOISE = {"all-rows": "all rows", "thresholded": "thresholded rows", "correlated
 _KEYS = {"50": "select, m = 50", "none": "broadcast"}
 
 
+def _architecture_parts() -> Iterator[Part]:
+    """A panel for each kind of key, its last line the whole model."""
+    for sweep, panel in {
+        "neurons": "2NN: neurons",
+        "filters": "CNN: filters",
+        "heads": "attention: heads",
+        "experts": "mixture: experts",
+        "ranks": "adapters: ranks",
+    }.items():
+        yield Part(sweep, panel, "m = {value}")
+    yield Part("suite-tags", "logistic regression: own words", "m = {value}", of=("top",))
+    yield Part("suite-tags-broadcast", "logistic regression: own words", "all", ("10000",))
+    yield Part("suite-word-structured", "transformer: own words", "m = {value}")
+    yield Part("suite-word-random", "transformer: own words", "all", ("none",))
+    yield Part("suite-word-random", "transformer: neurons", "m = {value}")
+
+
 def _bucket_parts() -> Iterator[Part]:
     """Single words, then a panel for each way to put words into buckets."""
     names = {"frequency": "by frequency", "dealt": "dealt out", "together": "of the same users"}
@@ -285,6 +304,14 @@ def _bucket_parts() -> Iterator[Part]:
 
 
 QUESTIONS = (
+    View(
+        "architectures",
+        "What is left of a model whose clients hold a part of it",
+        ("share",),
+        PER_CLIENT,
+        tuple(_architecture_parts()),
+        {"none": "all"},
+    ),
     View(
         "buckets",
         "Tags: buckets of words, 300 words a client",

@@ -5,6 +5,7 @@ import re
 import sys
 import tomllib
 
+import msgspec
 import pytest
 
 from keyhole.experiments.grid import read_grid
@@ -58,6 +59,17 @@ def test_a_wrong_number_is_noticed():
     assert results.page_of(right, KEPT) == right
     zero = results.page_of(f"<!--={name}/{arm} - {name}/{arm}--><!--/-->", KEPT)
     assert float(re.search(r">([\d.]+)<", zero)[1]) == 0.0
+
+
+def test_own_sweeps_stand_in_the_table_of_their_task(capsys):
+    own = msgspec.structs.replace(KEPT["suite-2nn"], sweep="mine")
+    results.print_suite({"mine": own})
+    with_own = capsys.readouterr().out
+    results.print_suite({})
+    without = capsys.readouterr().out
+    rows = set(with_own.splitlines()) - set(without.splitlines())
+    assert {row.split(":")[0].strip("| ") for row in rows} == {"mine"}
+    assert len(rows) == len(own.results.panels)
 
 
 def test_figures_are_redrawn_with_the_same_bytes(tmp_path):

@@ -50,6 +50,15 @@ class Spread:
         half = self.half_width
         return None if half is None else (self.mean - half, self.mean + half)
 
+    def over(self, number: float) -> Spread:
+        """Returns the spread of the values over a number.
+
+        >>> Spread(1.0, 0.5, 3).over(2.0)
+        Spread(mean=0.5, deviation=0.25, trials=3)
+        """
+        deviation = None if self.deviation is None else self.deviation / number
+        return Spread(self.mean / number, deviation, self.trials)
+
 
 def spread_of(values: Sequence[float]) -> Spread | None:
     """Returns mean and sample standard deviation, or None of no values.

@@ -2,7 +2,8 @@
 
 Curves show a metric over rounds (Figures 2, 4, 5, 6), final its last value over a sweep (Figure 3),
 frontier the metric against size (Figure 7), bytes and epsilon against what a client moves
-and what its privacy costs, reached over what a sweep varies. A grid is a heat map over client and
+and what its privacy costs, share what is left of it against the share of the model that clients
+hold, reached over what a sweep varies. A grid is a heat map over client and
 server learning rate, to tune them as section 5.1 does. Runs show each metric over rounds, and
 against bytes.
 
@@ -28,7 +29,12 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 from matplotlib.transforms import ScaledTranslation
 
 from keyhole.errors import InputError
-from keyhole.experiments.report.frontier import draw_bytes, draw_epsilon, draw_frontier
+from keyhole.experiments.report.frontier import (
+    draw_bytes,
+    draw_epsilon,
+    draw_frontier,
+    draw_share,
+)
 from keyhole.experiments.report.results import (
     INCOMPLETE,
     INTERVALS,
@@ -445,6 +451,7 @@ KINDS: Mapping[str, Callable[[SweepResults], Figure]] = MappingProxyType(
         "bytes": lambda sweep: draw_bytes([sweep]),
         "epsilon": lambda sweep: draw_epsilon([sweep]),
         "reached": draw_reached,
+        "share": draw_share,
         "grid": draw_grid,
         OVERVIEW: draw_runs,
     }

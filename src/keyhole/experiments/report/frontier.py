@@ -203,6 +203,27 @@ def _finish_axes(axes: Axes, sweep: SweepResults) -> None:
     axes.margins(x=0.08, y=0.14)
 
 
+def draw_share(sweep: SweepResults) -> Figure:
+    """Draws what is left of the test metric of each panel's largest model against the share of that
+    model that clients hold, so that panels of different tasks and metrics stand in one figure."""
+    styles = series_styles(list(sweep.panels))
+    with drawing():
+        figure = new_figure(height=5.0)
+        axes = figure.subplots()
+        handles = []
+        for panel, lines in sweep.panels.items():
+            left = [(line, sweep.share_left(line)) for line in lines if line.relative_size]
+            xs = [line.relative_size or 0.0 for line, _ in left]
+            handles.append(draw_points(axes, xs, [spread for _, spread in left], styles[panel]))
+        axes.set_xlabel("client size / server size")
+        axes.set_ylabel("test metric, of that of the whole model (%)")
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g}"))
+        axes.margins(x=0.08, y=0.1)
+        names = [sweep.starred(panel, *lines) for panel, lines in sweep.panels.items()]
+        add_legend(figure, handles, names, sweep.note)
+    return figure
+
+
 def draw_bytes(sweeps: Sequence[SweepResults]) -> Figure:
     """Draws the test metric against what a client moves in a round: a panel for each sweep, in it a
     series for each panel of the sweep. A line without a finished trial has no point."""

@@ -17,7 +17,9 @@ from keyhole.experiments.statistics import ArmTrials, Difference, Spread, differ
 from keyhole.rounds.fields import flatten
 from keyhole.rounds.spec import RunSpec
 
-Kind: TypeAlias = Literal["curves", "final", "frontier", "bytes", "epsilon", "reached", "grid"]
+Kind: TypeAlias = Literal[
+    "curves", "final", "frontier", "bytes", "epsilon", "reached", "share", "grid"
+]
 FIGURES: tuple[Kind, ...] = get_args(Kind)
 """The kinds of figure that a sweep may ask for."""
 INCOMPLETE = "* some trials are missing or unfinished: see the table"
@@ -295,6 +297,13 @@ class SweepResults:
         if first is None or first is line:
             return {}
         return differences(first.arm_trials, line.arm_trials)
+
+    def share_left(self, line: Series) -> Spread | None:
+        """Returns the test metric of a line over the mean of its panel's reference."""
+        first = self.reference(line.panel)
+        if first is None or first.test is None or line.test is None or not first.test.mean:
+            return None
+        return line.test.over(first.test.mean)
 
     @property
     def is_sweep(self) -> bool:
