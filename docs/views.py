@@ -369,7 +369,8 @@ QUESTIONS = (
         ("bytes",),
         "m",
         (
-            Part("suite-2nn", "random, all alike", "m = {value}", ("50", "100")),
+            Part("suite-2nn", "random, all alike", "m = {value}", ("50", "100"), ("independent",)),
+            Part("suite-2nn", "nested, all alike", "m = {value}", ("50", "100"), ("nested",)),
             Part("classes", "random", "100 and 25", ("parts:CLASSES_RANDOM",)),
             Part("classes", "rolling (FedRolex)", "100 and 25", ("parts:CLASSES_ROLLING",)),
             Part("classes", "nested (HeteroFL)", "100 and 25", ("parts:CLASSES_NESTED",)),

@@ -21,7 +21,7 @@ from keyhole.models.dense import cross_entropy, masked_mean, two_layer
 from keyhole.models.model import dense_layer, glorot
 from keyhole.rounds.spec import ClientSpec, KeySpec, RunSpec
 
-SIDE, PATCH, WIDTH = 28, 4, 64
+SIDE, PATCH, WIDTH, FEATURES, KEPT = 28, 7, 64, 32, 16
 PATCHES = (SIDE // PATCH) ** 2
 DIGITS, STEPS = 10, 2_000
 
@@ -50,20 +50,20 @@ def task(name, about, model_of, space, sizes, client_lr):
 
 
 def attention(sizes):
-    """Patches - attention - dense - mean over patches - classes. Key k of "head" selects the
-    projections into head k and those out of it."""
-    heads, features = sizes["heads"], WIDTH // sizes["heads"]
+    """Patches - attention - dense - classes. Key k of "head" selects the projections into head k
+    and those out of it."""
+    heads = sizes["heads"]
 
     def init(seed):
         rng = np.random.Generator(np.random.Philox(seed))
-        into = partial(glorot, rng, heads, WIDTH, features, fan_in=WIDTH, fan_out=features)
+        into = partial(glorot, rng, heads, WIDTH, FEATURES, fan_in=WIDTH, fan_out=FEATURES)
         return {
             "patch": dense_layer(rng, PATCH * PATCH, WIDTH),
             "place": glorot(rng, PATCHES, WIDTH, fan_in=PATCHES, fan_out=WIDTH),
             "heads": {name: into() for name in ("query", "key", "value")}
-            | {"out": glorot(rng, heads, features, WIDTH, fan_in=WIDTH, fan_out=WIDTH)},
-            "dense": dense_layer(rng, WIDTH, 2 * WIDTH),
-            "classes": dense_layer(rng, 2 * WIDTH, CLASSES),
+            | {"out": glorot(rng, heads, FEATURES, WIDTH, fan_in=heads * FEATURES, fan_out=WIDTH)},
+            "dense": dense_layer(rng, WIDTH, KEPT),
+            "classes": dense_layer(rng, PATCHES * KEPT, CLASSES),
         }
 
     def predict(params, batch):
@@ -75,11 +75,12 @@ def attention(sizes):
             jnp.einsum("npw,hwf->hnpf", x, params["heads"][name])
             for name in ("query", "key", "value")
         )
-        weights = jax.nn.softmax(jnp.einsum("hnpf,hnqf->hnpq", query, key) / np.sqrt(features))
+        weights = jax.nn.softmax(jnp.einsum("hnpf,hnqf->hnpq", query, key) / np.sqrt(FEATURES))
         mixed = jnp.einsum("hnpq,hnqf->hnpf", weights, value)
         x = x + jnp.einsum("hnpf,hfw->npw", mixed, params["heads"]["out"])
         x = jax.nn.relu(x @ params["dense"]["kernel"] + params["dense"]["bias"])
-        return x.mean(axis=1) @ params["classes"]["kernel"] + params["classes"]["bias"]
+        x = x.reshape(n, PATCHES * KEPT)
+        return x @ params["classes"]["kernel"] + params["classes"]["bias"]
 
     cut = Cut(KeySpace("head", heads), {f"heads/{n}": 0 for n in ("query", "key", "value", "out")})
     return Model(init, partial(loss, predict), predict, (cut,))

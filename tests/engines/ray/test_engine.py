@@ -161,7 +161,7 @@ def test_a_worker_that_dies_in_a_job_loses_nothing(own_ray, alone, tmp_path):
 
 @SLOW
 def test_a_worker_that_is_silent_counts_as_lost(own_ray, alone, tmp_path):
-    with RayEngine(partial(crowd.make_sleepy_clients, tmp_path / "m"), 2, patience=15) as engine:
+    with RayEngine(partial(crowd.make_sleepy_clients, tmp_path / "m"), 2, patience=40) as engine:
         model, records = in_time(lambda: train(engine))
     assert model == alone[0]
     crowd.check_one_loss(records[0].incidents)
