@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -62,3 +64,27 @@ def test_work_in_another_thread_leaves_signals_alone():
     thread.start()
     thread.join()
     assert seen == [(False, before)]
+
+
+CHILD = """
+from time import sleep
+from keyhole.signals import end_with_parent
+
+end_with_parent()
+print("is up", flush=True)
+sleep(600)
+"""
+PARENT = """
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdin=subprocess.PIPE)
+time.sleep(600)
+"""
+
+
+def test_a_process_ends_with_its_parent_even_if_that_is_killed():
+    start = [sys.executable, "-c", PARENT, CHILD]
+    with subprocess.Popen(start, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout.readline() == "is up\n"
+        parent.kill()
+        parent.wait()
+        assert parent.stdout.read() == "", "ends once the child, which has the same output, is gone"

@@ -1,9 +1,12 @@
-"""Turns signals into an event that long work looks at between two steps."""
+"""Turns signals into an event that long work looks at between two steps; ends a process with the
+one that started it."""
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -46,3 +49,22 @@ def stop_on_signals(*, every: bool = False) -> Iterator[threading.Event]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+def end_with_parent(within: float = 30.0) -> None:
+    """Ends this process, as SIGTERM does, once the one that started it is gone, even by SIGKILL.
+
+    Standard input is to be a pipe whose other end that process alone holds: it closes with it.
+
+    Args:
+        within: seconds after SIGTERM in which this process may end by itself.
+    """
+
+    def watch() -> None:
+        while os.read(0, 1):  # nothing is ever written
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(within)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()

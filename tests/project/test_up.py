@@ -5,7 +5,9 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from contextlib import contextmanager
+from pathlib import Path
 from threading import Event, Thread
 
 import pytest
@@ -41,8 +43,8 @@ def rewrite(folder, changes):
 
 
 @contextmanager
-def up(folder):
-    """The parties, once all are up; yields what they print."""
+def up(folder, end=signal.SIGTERM):
+    """The parties, once all are up, until the signal; yields what they print."""
     process = subprocess.Popen(
         [*KEYHOLE, "up"],
         cwd=folder,
@@ -66,12 +68,13 @@ def up(folder):
         assert process.poll() is None, lines
         yield lines
     finally:
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(end)
         process.wait(WITHIN)
         reader.join(WITHIN)
         process.stdout.close()
-    assert process.returncode == 0, lines
-    assert lines[-1] == "all have ended\n"
+    if end == signal.SIGTERM:
+        assert process.returncode == 0, lines
+        assert lines[-1] == "all have ended\n"
 
 
 def run(folder, *args):
@@ -106,6 +109,9 @@ def test_a_try_out_trains_with_devices_that_the_trainer_has_no_data_of(folder, i
         assert done.returncode == 0, (done.stderr, lines)
         again = run(folder, "--deploy", *force, "--rounds", "4")
         assert again.returncode == 0, (again.stderr, lines)
+        closed = [line for line in again.stderr.splitlines() if " closed (" in line]
+        assert len(closed) == 1, "rounds that an earlier trainer has told of"
+        assert again.stderr.count("resumed after round 2") == 1
     (records,) = folder.glob("runs/*/trial-0/records.jsonl")
     assert records.read_text().count("\n") == 4
     assert any(line.startswith("device-2") and "round" in line for line in lines)
@@ -120,6 +126,8 @@ def test_a_port_that_is_taken_is_named_before_anything_starts(folder):
         )
     assert done.returncode != 0
     assert f"127.0.0.1:{port}" in done.stderr
+    if Path("/proc/net/tcp").exists():
+        assert f"by process {os.getpid()} (" in done.stderr
     assert done.stderr.count("\n") == 1
     assert not (folder / "kits").exists()
 
@@ -128,3 +136,22 @@ def test_training_with_devices_needs_a_kit(folder):
     done = run(folder, "--deploy")
     assert done.returncode != 0
     assert "the trainer has no kit" in done.stderr
+
+
+@pytest.mark.slow
+def test_nothing_is_left_of_a_try_out_that_was_killed(folder):
+    (port,) = free_ports(1)
+    rewrite(folder, {"127.0.0.1:8100": f"127.0.0.1:{port}", "devices = 3": "devices = 1"})
+    with up(folder, end=signal.SIGKILL):
+        pass
+    deadline = time.monotonic() + WITHIN
+    while is_taken(port):
+        assert time.monotonic() < deadline, "its service still listens"
+        time.sleep(0.1)
+    with up(folder):
+        pass
+
+
+def is_taken(port):
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0

@@ -101,8 +101,8 @@ def run_trials(
         execute: where clients train; None takes all cores of this process.
         hold: what holds the server's state; None holds it here.
         trackers: that are told every round.
-        on_record: is told how every round ended; None tells of rounds without an update that
-            counts.
+        on_record: is told how every round that is made here ended; None tells of rounds without
+            an update that counts.
     """
     from keyhole.cli.bars import progress_bars
     from keyhole.experiments.experiment import hold_here
@@ -114,12 +114,18 @@ def run_trials(
     with progress_bars() as bars, stop_on_signals() as stop:
         whole = bars.add_task("trials", total=total, note="")
         for description, experiment, trial, directory in work:
-            metric = experiment.kind.metric
+            metric, kept = experiment.kind.metric, rounds_kept(directory)
             bar = bars.add_task(description, total=experiment.spec.rounds, note="")
 
-            def show(record: RoundRecord, bar: TaskID = bar, metric: str = metric) -> None:
+            def show(
+                record: RoundRecord, bar: TaskID = bar, metric: str = metric, kept: int = kept
+            ) -> None:
                 bars.advance(bar)
-                (on_record or _tell_if_empty)(record)
+                if record.round >= kept:
+                    (on_record or _tell_if_empty)(record)
+                elif record.round == kept - 1:
+                    text = f"resumed after round {record.round}"
+                    tell("trainer", "resumed", text, round=record.round)
                 if record.metrics:
                     told = {n: v for n, v in record.numbers.items() if n.startswith("client_")}
                     shown = {n: v for n, v in record.metrics.items() if n == metric} | told
@@ -146,8 +152,8 @@ def run_trials(
                     hold=hold or hold_here,
                 )
             if result is None:
-                kept = f"keeps {rounds_kept(directory)} finished rounds"
-                click.echo(f"{directory} {kept}; the same command resumes it", err=True)
+                saved = f"keeps {rounds_kept(directory)} finished rounds"
+                click.echo(f"{directory} {saved}; the same command resumes it", err=True)
                 raise click.Abort
             bars.update(bar, visible=False)
             bars.advance(whole)

@@ -1,4 +1,6 @@
-"""Runs all parties of a project on this machine, each in a process, until they are stopped."""
+"""Runs all parties of a project on this machine, each in a process, until they are stopped.
+
+They end with the process that started them, even if that is killed."""
 
 from __future__ import annotations
 
@@ -8,8 +10,9 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from textwrap import shorten
 
 from keyhole.errors import InputError, ServiceError
 from keyhole.files import make_directory
@@ -20,6 +23,11 @@ from keyhole.project.spec import Project, host_of, port_of
 _STARTS_WITHIN = 120.0  # seconds, on a machine that does much else
 _ENDS_WITHIN = 30.0
 _SERVES = (" at http://", " at https://")
+_RUN = (
+    "from keyhole.cli.main import main; from keyhole.signals import end_with_parent; "
+    "end_with_parent(); main()"
+)
+_LISTENS = "0A"  # state of a socket in /proc/net/tcp
 
 Tell = Callable[[str, str], None]
 """`(name of a process, line that it wrote)`."""
@@ -38,12 +46,33 @@ def check_local(project: Project) -> None:
             try:
                 probe.bind(("127.0.0.1", port_of(url)))
             except OSError as error:
+                taken, end = _taker_of(port_of(url))
                 raise InputError(
                     f"the port of {name} cannot be taken: got {host_of(url)}:{port_of(url)}, "
-                    f"{error.strerror}; expected a free one; stop what listens there, such as "
-                    "the services of a `keyhole up` that was killed, or write another port into "
-                    "[deploy]"
+                    f"{error.strerror}{taken}; expected a free one; {end}, or write another port "
+                    "into [deploy]"
                 ) from error
+
+
+def _taker_of(port: int) -> tuple[str, str]:
+    """Names the process that listens at a port, and how to end it, where the system tells."""
+    listening, found = set[str](), dict[int, str]()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with suppress(OSError):
+            for line in Path(table).read_text().splitlines()[1:]:
+                _, local, _, state, *_, inode = line.split()[:10]
+                if state == _LISTENS and int(local.rpartition(":")[2], 16) == port:
+                    listening.add(f"socket:[{inode}]")
+    for process in Path("/proc").glob("[0-9]*") if listening else ():
+        with suppress(OSError):  # it has ended, or is somebody else's
+            if listening.intersection(str(link.readlink()) for link in (process / "fd").iterdir()):
+                told = (process / "cmdline").read_text().rstrip("\0").split("\0")
+                words = [word for word in told[1:] if word not in ("-c", _RUN)]
+                found[int(process.name)] = shorten(" ".join([Path(told[0]).name, *words]), 100)
+    if not found:
+        return "", "stop what listens there"
+    first = min(found)  # its workers have the socket, too
+    return f", by process {first} ({found[first]})", f"end it with `kill {first}`"
 
 
 class _Process:
@@ -53,11 +82,10 @@ class _Process:
         self.name, self._tell = command.name, tell
         self.is_up = threading.Event()
         make_directory(folder / command.folder)
-        start = [sys.executable, "-c", "from keyhole.cli.main import main; main()"]
         self._child = subprocess.Popen(
-            [*start, *command.args],
+            [sys.executable, "-c", _RUN, *command.args],
             cwd=folder,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,  # nothing is written to it: its end is that of this process
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -92,6 +120,8 @@ class _Process:
             self._child.kill()
             self._child.wait()
         self._reader.join(_ENDS_WITHIN)
+        assert self._child.stdin is not None
+        self._child.stdin.close()
 
 
 @contextmanager

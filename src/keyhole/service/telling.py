@@ -1,6 +1,7 @@
 """Tells operators of rounds, in the log and as gauges: at the trainer, and at a service.
 
     round opened    its number, cohort and goal
+    resumed         once, after the last round of those that were made before
     gathering       devices that wait for a round that is yet to be drawn from them
     waiting         updates of the goal, devices to come; once a second, and once a minute while
                     nothing happens
