@@ -56,7 +56,7 @@ NAMED = '{}spec.aggregation.name = "{}"\n'
 @pytest.fixture(autouse=True)
 def threads(monkeypatch):
     """JAX of this process has begun, with as many threads as it has."""
-    monkeypatch.setattr("keyhole.engines.flower.tasks._use_one_core", lambda: None)
+    monkeypatch.setattr("keyhole.rounds.cores.use_one_thread", lambda: None)
 
 
 def run_by_hand(folder, more):

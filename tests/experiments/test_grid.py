@@ -89,7 +89,7 @@ def cells(tmp_path):
 def test_processes_do_not_change_the_result(cells, tmp_path):
     found = {}
     for count in (1, 2):
-        done = run_cells(cells(str(count)), count, tmp_path / "compiled", threading.Event())
+        done = run_cells(cells(str(count)), count, threading.Event())
         found[count] = {cell.trial: result.metrics for cell, result in done}
         assert found[count].keys() == {0, 1}
     assert found[1] == found[2]
@@ -97,26 +97,19 @@ def test_processes_do_not_change_the_result(cells, tmp_path):
         records = [tmp_path / str(n) / f"trial-{trial}" / "records.jsonl" for n in (1, 2)]
         assert records[0].read_bytes() == records[1].read_bytes()
     before = (tmp_path / "1" / "trial-0" / "result.json").stat().st_mtime_ns
-    list(run_cells(cells("1"), 1, tmp_path / "compiled", threading.Event()))
+    list(run_cells(cells("1"), 1, threading.Event()))
     assert (tmp_path / "1" / "trial-0" / "result.json").stat().st_mtime_ns == before
 
 
-def test_what_a_trial_raises_ends_the_sweep(cells, tmp_path):
+def test_what_a_trial_raises_ends_the_sweep(cells):
     with pytest.raises(InputError, match="no client has this many examples"):
-        list(
-            run_cells(
-                cells("a", **{"client.min_examples": 10**6}),
-                1,
-                tmp_path / "compiled",
-                threading.Event(),
-            )
-        )
+        list(run_cells(cells("a", **{"client.min_examples": 10**6}), 1, threading.Event()))
 
 
 def test_a_sweep_that_is_stopped_begins_no_trial(cells, tmp_path):
     stop = threading.Event()
     stop.set()
-    assert list(run_cells(cells("a"), 1, tmp_path / "compiled", stop)) == []
+    assert list(run_cells(cells("a"), 1, stop)) == []
     assert not (tmp_path / "a").exists()
 
 
@@ -130,17 +123,17 @@ def test_a_trial_that_is_stopped_keeps_its_rounds(cells, tmp_path):
         stop.set()
 
     threading.Thread(target=watch, daemon=True).start()
-    done = list(run_cells(cells("a", rounds=100_000), 1, tmp_path / "compiled", stop))
+    done = list(run_cells(cells("a", rounds=100_000), 1, stop))
     assert [(cell.trial, result) for cell, result in done] == [(0, None)]
     made = records.read_bytes().count(b"\n")
     assert 2 <= made < 100_000
     further, _ = cells("a", rounds=made)
-    ((_, result),) = run_cells([further], 1, tmp_path / "compiled", threading.Event())
+    ((_, result),) = run_cells([further], 1, threading.Event())
     assert result.rounds == made
 
 
 @pytest.mark.slow
-def test_a_process_that_dies_is_named(cells, tmp_path):
+def test_a_process_that_dies_is_named(cells):
     cell = cells("a", metrics="tests.experiments.small_writers:die", evaluate_every=1)
     with pytest.raises(WorkerError, match="a process that ran trials has died"):
-        list(run_cells(cell, 1, tmp_path / "compiled", threading.Event()))
+        list(run_cells(cell, 1, threading.Event()))

@@ -15,7 +15,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from keyhole.cli.options import json_option, option, out_option
-from keyhole.cli.runs import start_jax
 from keyhole.cli.spec_options import seed_option
 from keyhole.files import make_directory, storage_errors
 
@@ -45,6 +44,8 @@ def demo(rounds: int, seed: int, out: Path, as_json: bool) -> None:
     (recall over rounds, and recall against the KB that a client moves) and the table are written
     to files.
     """
+    from keyhole.rounds.cores import start_jax
+
     make_directory(out)
     click.echo("starting JAX, making posts, compiling the first round", err=True)
     start_jax()

@@ -24,9 +24,8 @@ from keyhole.cli.options import (
     log_options,
     option,
 )
-from keyhole.cli.own_data import OwnData
-from keyhole.cli.runs import start_jax
-from keyhole.cli.screen import Notices, import_shown
+from keyhole.cli.own_data import OwnData, client_of_data
+from keyhole.cli.screen import Notices
 from keyhole.cli.sums import device_sum_options, send_of
 from keyhole.cli.token import read_token, refuse_tokens
 from keyhole.delivery import all_deliveries, delivery_named, delivery_names
@@ -44,8 +43,7 @@ from keyhole.logs import tell
 if TYPE_CHECKING:
     from keyhole.delivery.base import Delivery, DeliveryAbout
     from keyhole.device.device import Device
-    from keyhole.device.take_part import DeviceSettings, Fetch, Send, Taken
-    from keyhole.rounds.clients import Clients
+    from keyhole.device.take_part import Fetch, Send, Taken
     from keyhole.wire.assignment import CheckIn
 
 
@@ -376,7 +374,7 @@ def _take_part(
 ) -> None:
     from keyhole.device.take_part import PopulationClient, keep_taking_part
 
-    made_by = _population(options) if own is None else own.clients
+    made_by = client_of_data(options) if own is None else own.clients
     client = options["client"] if own is None else own.number
     rehearsed = None if options["seed"] is None else (options["seed"], 0)
     population = PopulationClient(client, made_by, rehearsed, options["states"])
@@ -440,31 +438,6 @@ def _why_wait(made: Device, sent: Sequence[int]) -> str:
         return f"round {now.number} has this device's update and waits for others"
     before = "" if sent else ", or sent its update before this start"
     return f"this device is not in the cohort of round {now.number}{before}"
-
-
-def _population(options: Mapping[str, Any]) -> Callable[[DeviceSettings], Clients]:
-    """Makes the population as `keyhole train` does, by what the run tells its devices."""
-    from keyhole.experiments.specs import SYNTHETIC, defaults_of, spec_for_device
-
-    task, data, trusted, seed = (options[name] for name in ("task", "data", "trust", "seed"))
-    defaults_of(task)
-
-    def make(settings: DeviceSettings) -> Clients:
-        told = settings.run
-        if told.task != task:
-            raise InputError(
-                f"the service runs another task: got --task {task}; expected {told.task}; pass "
-                f"--task {told.task}"
-            )
-        start_jax()
-        from keyhole.experiments.experiment import Experiment
-        from keyhole.experiments.opening import open_data
-
-        spec = spec_for_device(told, [task.partition(":")[0], *trusted])
-        found = open_data(spec, data or SYNTHETIC, seed or 0, find=import_shown)
-        return Experiment(spec, found).clients
-
-    return make
 
 
 def _fetch(made: Device, options: Mapping[str, Any]) -> None:

@@ -1,8 +1,8 @@
-"""Opens the examples that a device has of its own, as the one client that it is."""
+"""Opens what a device trains on: examples of its own, or those of a client of a data set."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from hashlib import sha256
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from keyhole.cli.runs import start_jax
+from keyhole.cli.screen import import_shown
 from keyhole.cli.token import read_token
 from keyhole.errors import InputError
 from keyhole.sampling import UNCOUNTED
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from keyhole.device.take_part import DeviceSettings
     from keyhole.experiments.task import TaskKind
     from keyhole.rounds.clients import Clients
+    from keyhole.rounds.spec import RunSpec
 
 
 class OwnData:
@@ -77,18 +78,48 @@ class OwnData:
     def clients(self, settings: DeviceSettings) -> Clients:
         """Returns the population as this device knows it: itself, whatever its number."""
         from keyhole.experiments.experiment import Experiment
-        from keyhole.experiments.specs import spec_for_device
 
-        told = settings.run
-        if told.task != self._task:
-            raise InputError(
-                f"the service runs another task: got --task {self._task}; expected {told.task}; "
-                f"pass --task {told.task}"
-            )
-        start_jax()
-        spec = spec_for_device(told, self._trusted)
+        spec = _started(settings, self._task, self._trusted)
         clients = Experiment(spec, self.data).clients
         mine = clients.data(0)
         held = self.data.splits["test"]
         kept = held.client(0) if len(held) else mine
         return replace(clients, count=UNCOUNTED, data=lambda client: mine, held=lambda client: kept)
+
+
+def client_of_data(options: Mapping[str, Any]) -> Callable[[DeviceSettings], Clients]:
+    """Returns what makes the population of a data set as `keyhole train` does, once a round has
+    told how the run trains.
+
+    Args:
+        options: of `keyhole device`.
+    """
+    from keyhole.experiments.specs import SYNTHETIC, defaults_of
+
+    task, data, trusted, seed = (options[name] for name in ("task", "data", "trust", "seed"))
+    defaults_of(task)
+
+    def make(settings: DeviceSettings) -> Clients:
+        from keyhole.experiments.experiment import Experiment
+        from keyhole.experiments.opening import open_data
+
+        spec = _started(settings, task, [task.partition(":")[0], *trusted])
+        found = open_data(spec, data or SYNTHETIC, seed or 0, find=import_shown)
+        return Experiment(spec, found).clients
+
+    return make
+
+
+def _started(settings: DeviceSettings, task: str, trusted: Sequence[str]) -> RunSpec:
+    """The record of the run, which is of this task, with JAX started for it."""
+    from keyhole.experiments.specs import spec_for_device
+    from keyhole.rounds.cores import start_jax
+
+    told = settings.run
+    if told.task != task:
+        raise InputError(
+            f"the service runs another task: got --task {task}; expected {told.task}; pass --task "
+            f"{told.task}"
+        )
+    start_jax()
+    return spec_for_device(told, trusted)

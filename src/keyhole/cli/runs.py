@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -65,19 +64,6 @@ def draws_of(run: Path) -> Draws:
     """Returns what a run draws from whose state is given out: a secret in its directory, and not
     its seed."""
     return Draws("secret", kept_secret(run / "secret", SECRET_BYTES))
-
-
-def start_jax() -> None:
-    """One thread for each client that trains, and compiled code kept between runs."""
-    # Starting JAX takes a second: commands that do not train go without. A device whose model
-    # trains itself may have none.
-    if find_spec("jax") is None:
-        return
-    from keyhole.data.cache import cache_root
-    from keyhole.rounds.cores import keep_compiled, use_one_thread
-
-    use_one_thread()
-    keep_compiled(cache_root() / "compiled")
 
 
 def run_trials(

@@ -13,7 +13,7 @@ from click.core import ParameterSource
 
 from keyhole.cli.bars import progress_bars
 from keyhole.cli.options import json_option, option, out_option, track_option
-from keyhole.cli.runs import run_trials, start_jax
+from keyhole.cli.runs import run_trials
 from keyhole.cli.screen import import_shown
 from keyhole.cli.spec_options import data_option, seed_option
 from keyhole.files import make_directory, storage_errors
@@ -80,6 +80,7 @@ def sweep(context: click.Context, /, figure: str, out: Path, as_json: bool, **op
     the figure with `keyhole report`.
     """
     from keyhole.experiments.trackers import trackers_of
+    from keyhole.rounds.cores import start_jax
 
     given = {
         name: value
@@ -166,14 +167,13 @@ def _results(
 
 def _in_processes(cells: list[Cell], processes: int) -> Iterator[tuple[Path, Result]]:
     """Runs trials in processes, under one bar."""
-    from keyhole.data.cache import cache_root
     from keyhole.experiments.parallel import run_cells
     from keyhole.signals import stop_on_signals
 
     stopped = 0
     with progress_bars() as bars, stop_on_signals() as stop:
         bar = bars.add_task("trials", total=len(cells), note="")
-        for cell, result in run_cells(cells, processes, cache_root() / "compiled", stop):
+        for cell, result in run_cells(cells, processes, stop):
             if result is None:
                 stopped += 1
                 continue

@@ -35,7 +35,6 @@ from keyhole.cli.runs import (
     privacy_line,
     run_trials,
     skipped_line,
-    start_jax,
     trust_table,
 )
 from keyhole.cli.screen import WaitingNotice, import_shown
@@ -224,6 +223,7 @@ def _train(
     from keyhole.experiments.experiment import Experiment
     from keyhole.experiments.opening import open_data
     from keyhole.experiments.trackers import trackers_of
+    from keyhole.rounds.cores import start_jax
 
     trackers = trackers_of(options["track"], out)
     start_jax()

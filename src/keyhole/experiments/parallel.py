@@ -29,7 +29,7 @@ from keyhole.experiments.opening import Find, open_data
 from keyhole.experiments.specs import spec_of
 from keyhole.experiments.trackers import run_tracked, trackers_of
 from keyhole.experiments.trial import Result
-from keyhole.rounds.cores import Cores, keep_compiled, use_one_thread
+from keyhole.rounds.cores import Cores, start_jax
 from keyhole.rounds.spec import RunSpec
 from keyhole.rounds.workers import count_cores
 from keyhole.signals import stop_on_signals
@@ -72,13 +72,12 @@ class Cell:
 
 
 def run_cells(
-    cells: Sequence[Cell], processes: int, compiled: Path, stop: threading.Event
+    cells: Sequence[Cell], processes: int, stop: threading.Event
 ) -> Iterator[tuple[Cell, Result | None]]:
     """Runs trials in processes and yields each when it ends; None where it was stopped.
 
     Args:
         processes: at a time; cores are shared out among them.
-        compiled: directory of what JAX has compiled.
         stop: once set, trials under way end with their round, and no other begins.
 
     Raises:
@@ -86,7 +85,7 @@ def run_cells(
         Exception: what a trial has raised.
     """
     left, count = deque(cells), min(processes, len(cells))
-    workers = dict(_spawn(compiled, max(1, count_cores() // processes)) for _ in range(count))
+    workers = dict(_spawn(max(1, count_cores() // processes)) for _ in range(count))
     busy: dict[Connection, Cell | None] = dict.fromkeys(workers)  # None while a process starts
     told: set[Connection] = set()  # to stop
     try:
@@ -110,10 +109,10 @@ def run_cells(
             process.join()
 
 
-def _spawn(compiled: Path, cores: int) -> tuple[Connection, BaseProcess]:
+def _spawn(cores: int) -> tuple[Connection, BaseProcess]:
     context = get_context("spawn")
     own, other = context.Pipe()
-    process = context.Process(target=_work, args=(other, compiled, cores), daemon=True)
+    process = context.Process(target=_work, args=(other, cores), daemon=True)
     process.start()
     other.close()
     return own, process
@@ -142,10 +141,9 @@ def _answer(line: Connection) -> Result | None:
     return found
 
 
-def _work(line: Connection, compiled: Path, cores: int) -> None:
+def _work(line: Connection, cores: int) -> None:
     """Runs the trials that arrive, in a process of its own, until the line is closed."""
-    use_one_thread()
-    keep_compiled(compiled)
+    start_jax()
     opened: dict[DataSource, Dataset] = {}
     with stop_on_signals() as stop, suppress(EOFError, OSError):
         line.send(None)  # has started, and can be asked to stop

@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import partial
+from importlib.util import find_spec
 from itertools import islice
-from pathlib import Path
 from queue import SimpleQueue
 from threading import Lock
 from typing import Any, TypeVar
 
+from keyhole.data.cache import cache_root
 from keyhole.errors import InputError
 from keyhole.primitives.report import Report
 from keyhole.rounds.clients import ClientJob, Clients, bytes_in
@@ -23,6 +24,14 @@ _CORE = "keyhole_core_"  # names the CPU backend of each core beside the first
 _LARGE = 8 << 20  # bytes of an update, of which few may wait for their turn
 _In = TypeVar("_In")
 _Out = TypeVar("_Out")
+
+
+def start_jax() -> None:
+    """Starts JAX as runs need it, where it is installed: a device whose model trains itself may
+    have none. Calls `use_one_thread` and `keep_compiled`."""
+    if find_spec("jax") is not None:
+        use_one_thread()
+        keep_compiled()
 
 
 def use_one_thread() -> None:
@@ -123,11 +132,12 @@ def _devices(count: int) -> list[Any]:
     return [found[at % len(found)] for at in range(count)]
 
 
-def keep_compiled(directory: Path) -> None:
-    """Keeps what JAX compiles in a directory, so that the next process need not compile it."""
+def keep_compiled() -> None:
+    """Keeps what JAX compiles beside imported data, so that the next process need not compile
+    it."""
     import jax
 
-    jax.config.update("jax_compilation_cache_dir", str(directory))
+    jax.config.update("jax_compilation_cache_dir", str(cache_root() / "compiled"))
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from flwr.app import Context
 
-from keyhole.data.cache import cache_root
 from keyhole.device.take_part import DeviceSettings, Participant, PopulationClient
 from keyhole.engines.flower.client_app import make_client_app
 from keyhole.engines.flower.config import NodeConfig, RoundsConfig, read_spec
@@ -23,21 +22,16 @@ from keyhole.experiments.experiment import Experiment
 from keyhole.experiments.opening import open_data
 from keyhole.experiments.specs import spec_for_device
 from keyhole.rounds.clients import Clients
-from keyhole.rounds.cores import keep_compiled, use_one_thread
+from keyhole.rounds.cores import start_jax
 from keyhole.rounds.record import RoundRecord
 from keyhole.service.served import Served
 
 _LOG = logging.getLogger("flwr.keyhole")
 
 
-def _use_one_core() -> None:
-    use_one_thread()
-    keep_compiled(cache_root() / "compiled")
-
-
 def train_task(rounds: Served, config: RoundsConfig, context: Context) -> None:
     """Trains the task of the run config; a `Train` of `make_server_app`."""
-    _use_one_core()
+    start_jax()
     spec = read_spec(context.run_config)
     experiment = Experiment(spec, open_data(spec, seed=0))
     experiment.check()
@@ -72,7 +66,7 @@ class TaskClients:
             mine = spec_for_device(told.run, modules)
             name = json.dumps([data, told.spec], sort_keys=True)
             if name not in self._made:
-                _use_one_core()
+                start_jax()
                 self._made = {name: Experiment(mine, open_data(mine, data, node.seed or 0)).clients}
             return self._made[name]
 

@@ -11,7 +11,6 @@ from typing import Any, cast
 import numpy as np
 
 from keyhole import tree
-from keyhole.data.cache import cache_root
 from keyhole.engines.ray.crew import Crew, connected, fetch
 from keyhole.engines.ray.parcels import KeyBundle, Parcel, dense, packing_of
 from keyhole.engines.ray.schedule import (
@@ -55,7 +54,7 @@ class Population:
         Raises:
             InputError: the data are not on this machine.
         """
-        keep_compiled(cache_root() / "compiled")
+        keep_compiled()
         data = open_data(self.spec, sizes=self.sizes, find=self._found)
         return Experiment(self.spec, data).clients
 
