@@ -187,6 +187,12 @@ class Pair:
         tables = [tables_of(terms, share.payload) for share in shares]
         return [one + other for one, other in zip(*tables, strict=True)]
 
+    def check_sum(self, round_id, terms, clients):
+        """What both give out is the sum of the rows of these clients, bit for bit."""
+        expected = plain_sum(terms, clients)
+        for found, total in zip(self.combined(round_id, terms), expected, strict=True):
+            assert found.tobytes() == total.tobytes()
+
 
 def eventually(holds, seconds=300.0):
     """Whether something comes to hold."""

@@ -55,8 +55,7 @@ def test_the_combined_shares_are_the_plain_ring_sum_bit_for_bit(pair, bits):
     rows = [pair.share(ROUND, terms, name, seed) for seed, name in enumerate(COHORT)]
     pair.close(ROUND)
     assert [set(one.devices) for one in pair.wait(ROUND)] == [set(COHORT)] * 2
-    for found, expected in zip(pair.combined(ROUND, terms), plain_sum(terms, rows), strict=True):
-        assert found.tobytes() == expected.tobytes()
+    pair.check_sum(ROUND, terms, rows)
 
 
 def test_a_device_that_reached_one_aggregator_is_left_out_by_both(pair):
@@ -67,8 +66,7 @@ def test_a_device_that_reached_one_aggregator_is_left_out_by_both(pair):
     pair.share(ROUND, terms, COHORT[4], 4, to=[1])
     pair.close(ROUND)
     assert [one.devices for one in pair.wait(ROUND)] == [COHORT[:3]] * 2
-    for found, expected in zip(pair.combined(ROUND, terms), plain_sum(terms, rows), strict=True):
-        assert found.tobytes() == expected.tobytes()
+    pair.check_sum(ROUND, terms, rows)
 
 
 def test_a_device_that_tells_both_different_things_is_left_out(pair):
@@ -79,8 +77,7 @@ def test_a_device_that_tells_both_different_things_is_left_out(pair):
     pair.share(ROUND, terms, COHORT[2], 99, to=[1])
     pair.close(ROUND)
     assert [one.devices for one in pair.wait(ROUND)] == [COHORT[:2]] * 2
-    for found, expected in zip(pair.combined(ROUND, terms), plain_sum(terms, rows), strict=True):
-        assert found.tobytes() == expected.tobytes()
+    pair.check_sum(ROUND, terms, rows)
 
 
 def test_a_sum_that_is_never_closed_closes_by_itself(tmp_path):
@@ -90,9 +87,7 @@ def test_a_sum_that_is_never_closed_closes_by_itself(tmp_path):
         pair.open(ROUND, terms)
         rows = [pair.share(ROUND, terms, name, seed) for seed, name in enumerate(COHORT[:3])]
         assert [one.devices for one in pair.wait(ROUND)] == [COHORT[:3]] * 2
-        expected = plain_sum(terms, rows)
-        for found, total in zip(pair.combined(ROUND, terms), expected, strict=True):
-            assert found.tobytes() == total.tobytes()
+        pair.check_sum(ROUND, terms, rows)
 
 
 def test_both_give_out_the_same_receipt_and_shares_that_hold_it(pair):
@@ -250,8 +245,7 @@ def test_a_device_that_was_stopped_between_the_two_shares_anew_while_the_sum_is_
         with pytest.raises(ConflictError):
             pair.send(party, ROUND, COHORT[0], first[party])
     pair.wait(ROUND)
-    for found, expected in zip(pair.combined(ROUND, terms), plain_sum(terms, rows), strict=True):
-        assert found.tobytes() == expected.tobytes()
+    pair.check_sum(ROUND, terms, rows)
 
 
 def test_a_share_that_was_replaced_at_one_aggregator_alone_is_left_out(pair):
@@ -261,9 +255,7 @@ def test_a_share_that_was_replaced_at_one_aggregator_alone_is_left_out(pair):
     pair.share(ROUND, terms, COHORT[0], 9, to=(1,))
     pair.close(ROUND)
     assert [one.devices for one in pair.wait(ROUND)] == [COHORT[1:3]] * 2
-    expected = plain_sum(terms, rows[1:])
-    for found, wanted in zip(pair.combined(ROUND, terms), expected, strict=True):
-        assert found.tobytes() == wanted.tobytes()
+    pair.check_sum(ROUND, terms, rows[1:])
 
 
 def test_another_devices_message_is_not_added_a_second_time(pair):
@@ -274,8 +266,7 @@ def test_another_devices_message_is_not_added_a_second_time(pair):
         pair.send(party, ROUND, COHORT[5], body)
     pair.close(ROUND)
     pair.wait(ROUND)
-    for found, expected in zip(pair.combined(ROUND, terms), plain_sum(terms, rows), strict=True):
-        assert found.tobytes() == expected.tobytes()
+    pair.check_sum(ROUND, terms, rows)
 
 
 @pytest.mark.parametrize("party", [0, 1])
@@ -471,9 +462,7 @@ def test_many_devices_at_once_are_all_taken(pair):
         thread.join()
     pair.close(ROUND)
     assert [len(one.devices) for one in pair.wait(ROUND)] == [24, 24]
-    expected = plain_sum(terms, rows.values())
-    for found, total in zip(pair.combined(ROUND, terms), expected, strict=True):
-        assert found.tobytes() == total.tobytes()
+    pair.check_sum(ROUND, terms, rows.values())
 
 
 def test_busy_is_what_a_share_is_before_it_is_ready(pair):
