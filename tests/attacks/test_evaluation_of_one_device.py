@@ -22,7 +22,7 @@ from keyhole.service.evaluating import DeviceEvaluation
 from keyhole.service.inbox import SpoolInbox
 from keyhole.service.lobby import Lobby, WaitingRoom
 from keyhole.service.served import Served
-from keyhole.wire.evaluation import Evaluates
+from keyhole.wire.settings import Evaluates
 from keyhole.wire.sockets import Clock
 from tests.rounds import toy
 from tests.service.living_devices import living

@@ -18,7 +18,7 @@ from keyhole.service.evaluating import DeviceEvaluation
 from keyhole.service.inbox import SpoolInbox
 from keyhole.service.lobby import Lobby, WaitingRoom
 from keyhole.service.served import Served
-from keyhole.wire.evaluation import Evaluates, evaluates_of
+from keyhole.wire.settings import Evaluates, evaluates_of
 from tests.service import living_devices
 from tests.service.small_service import small_service
 from tests.service.sums import private_run

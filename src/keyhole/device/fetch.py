@@ -29,7 +29,6 @@ from keyhole.errors import (
 )
 from keyhole.primitives.keyspace import Keys, KeySpace
 from keyhole.primitives.layout import ClientKeys, Layout
-from keyhole.wire.evaluation import evaluates_of
 from keyhole.wire.http import OCTETS, HttpClient, Received
 from keyhole.wire.manifest import (
     Manifest,
@@ -48,7 +47,7 @@ from keyhole.wire.messages import (
     max_answer_bytes,
     names_of,
 )
-from keyhole.wire.settings import SUM_SETTING
+from keyhole.wire.settings import SUM_SETTING, evaluates_of
 from keyhole.wire.sockets import refuse_longer
 
 _ALIGNED = 8  # bytes of the longest number that a record holds

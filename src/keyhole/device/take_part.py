@@ -49,8 +49,14 @@ from keyhole.rounds.clients import (
 from keyhole.rounds.spec import DeviceSpec
 from keyhole.server.client_states import MAX_STATE_BYTES, ClientStates
 from keyhole.wire.assignment import Wait
-from keyhole.wire.evaluation import Evaluates, evaluates_of
-from keyhole.wire.settings import SUM_SETTING, bound_of, facts_in, refuse_clear
+from keyhole.wire.settings import (
+    SUM_SETTING,
+    Evaluates,
+    bound_of,
+    evaluates_of,
+    facts_in,
+    refuse_clear,
+)
 
 Fetch: TypeAlias = Callable[[Device, Assignment, DeviceKeys], Submodel]
 """How a device gets its sub-model: `Device.fetch`, `fetch_at_home`, `QueryFetch` and the like."""

@@ -57,9 +57,8 @@ from keyhole.wire.assignment import (
     RoundSource,
     SliceTable,
 )
-from keyhole.wire.evaluation import sent_layout
 from keyhole.wire.manifest import Manifest, digest_of, number_of
-from keyhole.wire.settings import bound_of, refuse_clear
+from keyhole.wire.settings import bound_of, refuse_clear, sent_layout
 from keyhole.wire.signing import SIGNATURE
 
 _PLACE = re.compile(r"0|[1-9][0-9]{0,18}")

@@ -1,7 +1,7 @@
 """Measures a model on devices, whose examples nobody else has: a round that trains nothing.
 
 Devices fetch slices as they do to train, measure their sub-model on their own examples, and send a
-few numbers in place of an update (`keyhole.wire.evaluation`), in the clear or in shares as updates
+few numbers in place of an update (`keyhole.wire.settings`), in the clear or in shares as updates
 of the run go. Who may open the sum learns the means over the devices, weighted by their examples;
 in the clear, each device's numbers as well.
 
@@ -25,7 +25,7 @@ from keyhole.server.state import ServerState
 from keyhole.service.directory import read_current
 from keyhole.service.inbox import Asks, Waiting
 from keyhole.service.served import Served
-from keyhole.wire.evaluation import Evaluates
+from keyhole.wire.settings import Evaluates
 
 _MAX_EXAMPLES = 1024  # of a device that count, where the run bounds none
 _PURPOSE = b"evaluation"
