@@ -48,14 +48,13 @@ from keyhole.keys.structured import CHOICE
 from keyhole.models.local_training import trainer_of
 from keyhole.parts import PartKind, own_name, resolve, running
 from keyhole.planner.prices import check_model_worth
-from keyhole.rounds.algorithms import Algorithm, algorithm_named, with_added
+from keyhole.rounds.algorithms import Algorithm, algorithm_named, with_added, with_groups
 from keyhole.rounds.best import BEST, BestModel, Goal
 from keyhole.rounds.clients import Clients
 from keyhole.rounds.loop import Evaluation, Rounds, Run, resume_run, start_run, tells_facts
 from keyhole.rounds.machine import Buffering, exponential
 from keyhole.rounds.record import RoundRecord
 from keyhole.rounds.round import Executor, in_process
-from keyhole.rounds.server_groups import with_groups
 from keyhole.rounds.spec import RunParts, RunSpec
 from keyhole.sampling import UNCOUNTED, Cohorts, Stream, generator
 from keyhole.server.client_states import MAX_STATE_BYTES

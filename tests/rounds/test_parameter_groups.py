@@ -5,7 +5,7 @@ import pytest
 
 import keyhole as kh
 from keyhole.errors import InputError
-from keyhole.rounds.server_groups import with_groups
+from keyhole.rounds.algorithms import with_groups
 from keyhole.rounds.spec import ServerSpec
 from keyhole.server.groups import Schedule, Scheduled
 from keyhole.server.optimizers import SGD, Adagrad, Adam, Momentum
