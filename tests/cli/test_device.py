@@ -19,7 +19,7 @@ from keyhole.errors import AccessError, InputError, KeyholeError, NotFoundError,
 from keyhole.experiments.experiment import Experiment
 from keyhole.experiments.specs import spec_of
 from keyhole.rounds.clients import ClientJob, choose_keys
-from keyhole.rounds.draws import Draws
+from keyhole.rounds.cohorts import Draws
 from keyhole.wire.manifest import digest_of
 from keyhole.wire.messages import encode_report, encode_update
 from keyhole.wire.sockets import Clock

@@ -20,7 +20,7 @@ from keyhole.device.private import QueryFetch
 from keyhole.errors import InputError
 from keyhole.experiments.experiment import Experiment
 from keyhole.experiments.specs import spec_of
-from keyhole.rounds.draws import Draws
+from keyhole.rounds.cohorts import Draws
 from keyhole.service.app import App
 from keyhole.service.gateway import gateway_routes
 from keyhole.service.publishing import Publisher

@@ -9,7 +9,7 @@ import pytest
 
 from keyhole.errors import InputError, StorageError
 from keyhole.files import kept_secret
-from keyhole.rounds.draws import SECRET_BYTES, Draws
+from keyhole.rounds.cohorts import SECRET_BYTES, Draws
 from keyhole.sampling import Cohorts, sample_cohort
 
 SECRET = bytes(range(32))

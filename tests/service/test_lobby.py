@@ -12,7 +12,7 @@ import pytest
 from keyhole.device.take_part import PopulationClient, keep_taking_part
 from keyhole.errors import InputError, MalformedError
 from keyhole.rounds.clients import Clients
-from keyhole.rounds.draws import Draws
+from keyhole.rounds.cohorts import Draws
 from keyhole.rounds.loop import resume_run, start_run
 from keyhole.sampling import UNCOUNTED, Cohorts
 from keyhole.service.inbox import SpoolInbox

@@ -13,7 +13,7 @@ from keyhole.delivery.clear import Pregenerated
 from keyhole.delivery.records import Coding
 from keyhole.device.take_part import PopulationClient, fetch_at_home, take_part
 from keyhole.errors import InputError
-from keyhole.rounds.draws import Draws
+from keyhole.rounds.cohorts import Draws
 from keyhole.rounds.loop import resume_run, start_run
 from keyhole.sampling import Cohorts, sample_cohort
 from keyhole.server.optimizers import SGD, Adam

@@ -16,7 +16,7 @@ from keyhole.delivery.records import CodingKind
 from keyhole.experiments.specs import SYNTHETIC
 from keyhole.files import kept_secret
 from keyhole.logs import tell
-from keyhole.rounds.draws import SECRET_BYTES, Draws
+from keyhole.rounds.cohorts import SECRET_BYTES, Draws
 
 if TYPE_CHECKING:
     import threading

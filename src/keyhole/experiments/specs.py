@@ -11,7 +11,7 @@ from typing import Any, cast
 from keyhole.errors import InputError
 from keyhole.identity import Ref
 from keyhole.parts import PartKind, near_miss, pick
-from keyhole.rounds.cohort_spec import CohortSpec
+from keyhole.rounds.cohorts import CohortSpec
 from keyhole.rounds.fields import flatten, nest, spec_fields
 from keyhole.rounds.spec import ClientSpec, DeviceSpec, KeySpec, RunSpec, ServerSpec
 from keyhole.rounds.sum_spec import AsyncSpec

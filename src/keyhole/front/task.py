@@ -28,7 +28,7 @@ from keyhole.models.model import Model
 from keyhole.parts import near_miss
 from keyhole.primitives.keyspace import KeySpace
 from keyhole.primitives.layout import KeysBySpace
-from keyhole.rounds.cohort_spec import CohortSpec
+from keyhole.rounds.cohorts import CohortSpec
 from keyhole.rounds.evaluate import predictor
 from keyhole.rounds.loop import metric_number
 from keyhole.rounds.spec import ClientSpec, KeySpec, RunSpec, ServerSpec

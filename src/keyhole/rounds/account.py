@@ -41,7 +41,7 @@ from keyhole.aggregation.privacy.accountant import Accountant, Mechanism, epsilo
 from keyhole.aggregation.privacy.mechanism import Privacy
 from keyhole.errors import InputError
 from keyhole.primitives.layout import Layout
-from keyhole.rounds.draws import Drawn
+from keyhole.rounds.cohorts import Drawn
 from keyhole.rounds.record import RoundRecord
 from keyhole.sampling import UNCOUNTED, Cohorts
 

@@ -19,9 +19,8 @@ from msgspec import Meta
 from keyhole.errors import InputError
 from keyhole.identity import Ref, identity_of
 from keyhole.rounds.best import BestSpec
-from keyhole.rounds.cohort_spec import CohortSpec
-from keyhole.rounds.cohort_spec import Share as _Share
-from keyhole.rounds.draws import SIMULATED, Draws
+from keyhole.rounds.cohorts import SIMULATED, CohortSpec, Draws
+from keyhole.rounds.cohorts import Share as _Share
 from keyhole.rounds.fields import VERSION, Record, convert, merge, nest, read
 from keyhole.rounds.fields import Count as _Count
 from keyhole.rounds.fields import CountOrNone as _CountOrNone

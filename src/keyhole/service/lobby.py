@@ -31,7 +31,7 @@ import msgspec
 
 from keyhole.errors import InputError
 from keyhole.files import make_directory, storage_errors, sync_directory
-from keyhole.rounds.draws import Draws
+from keyhole.rounds.cohorts import Draws
 from keyhole.sampling import Cohorts
 from keyhole.service.access import DEVICE_NAME
 from keyhole.wire.assignment import CheckIn

@@ -31,7 +31,7 @@ from keyhole.keys.choice import KeyUsers
 from keyhole.primitives.layout import Layout
 from keyhole.rounds.asynchronous import AsyncRound
 from keyhole.rounds.clients import Clients
-from keyhole.rounds.draws import SECRET_BYTES, Draws
+from keyhole.rounds.cohorts import SECRET_BYTES, Draws
 from keyhole.rounds.machine import (
     Answered,
     Buffering,

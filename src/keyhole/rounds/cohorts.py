@@ -1,4 +1,4 @@
-"""Draws what a run over a service needs at random: cohorts, and the nonce of a round.
+"""Says who takes part in a round: what a run asks for, and how cohorts and nonces are drawn.
 
 A run in process draws from its seed, so that it can be repeated. A run over a service has a secret
 of its own, 32 bytes of the system's generator in a file that its owner alone can read: a run that
@@ -9,6 +9,8 @@ client's examples come from it.
 Hidden: who is drawn, in rounds before and to come, from everyone who has neither the secret nor
 sees who takes part; a nonce tells nothing about other rounds or about cohorts (BLAKE2b under a
 key). Not hidden: who takes part in a round, from the trainer, the slice service and aggregators.
+
+This module imports neither JAX nor Numba: a command reads its options before it loads either.
 """
 
 from __future__ import annotations
@@ -16,15 +18,106 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import numpy as np
+from msgspec import Meta
 
 from keyhole.errors import InputError
-from keyhole.sampling import Cohorts, sample_cohort
+from keyhole.rounds.fields import Count, CountOrNone, Positive, Record, said
+from keyhole.sampling import Cohorts, Sampling, sample_cohort
 
 if TYPE_CHECKING:
     from keyhole.crypto.prg import Prg
+
+_OF_CHECK_INS = "min_waiting", "rest", "min_memory_mb", "evaluators"
+Share = Annotated[float, Meta(ge=0, lt=1)]
+
+
+class CohortSpec(Record, frozen=True, kw_only=True):
+    """Client sampling and simulated dropout."""
+
+    size: Annotated[Count, said("Clients per round.", "--cohort")]
+    sampling: Annotated[
+        Sampling,
+        said(
+            "Client sampling: fixed-size without replacement, Poisson, or cyclic, among clients of "
+            "the data; or, with --devices, among the devices that have checked in.",
+            "--sampling",
+        ),
+    ] = "fixed"
+    over_selection: Annotated[
+        Annotated[float, Meta(ge=1)],
+        said(
+            "Over-selection: clients asked per update that a round waits for.", "--over-selection"
+        ),
+    ] = 1.0
+    min_updates: Annotated[
+        CountOrNone, said("Min updates with which a round makes a server step.", "--min-updates")
+    ] = 0
+    lost_before: Annotated[
+        Share, said("Share of clients that drop out before they receive slices.")
+    ] = 0.0
+    lost_after: Annotated[
+        Share, said("Share of clients that drop out before they send an update.")
+    ] = 0.0
+    min_waiting: Annotated[
+        CountOrNone,
+        said(
+            "With --sampling check-in: min devices that wait before a round is drawn from them; 0 "
+            "for as many as are asked.",
+            "--min-waiting",
+        ),
+    ] = 0
+    rest: Annotated[
+        CountOrNone,
+        said(
+            "With --sampling check-in: rounds that a device sits out after each that it was drawn "
+            "for.",
+            "--rest",
+        ),
+    ] = 0
+    min_memory_mb: Annotated[
+        CountOrNone,
+        said(
+            "With --sampling check-in: draw devices that say they have so much memory; 0 for all.",
+            "--min-memory-mb",
+        ),
+    ] = 0
+    seconds: Annotated[
+        Positive | None,
+        said(
+            "With --devices: close a round after this many seconds with what has arrived. With "
+            "--concurrency: wait this long for a device.",
+            "--round-seconds",
+        ),
+    ] = None
+
+    evaluators: Annotated[
+        CountOrNone,
+        said(
+            "With --sampling check-in: evaluate on the examples of this many devices that wait; 0 "
+            "evaluates on the trainer's data, where it has some.",
+            "--evaluators",
+        ),
+    ] = 0
+
+    def drawing(self) -> dict[str, Any]:
+        """Returns what decides how a cohort is drawn: the fields of `Cohorts` but for its
+        population."""
+        told, others = self.values(), ("min_memory_mb", "seconds", "evaluators")
+        return {name: told[name] for name in told if name not in others}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        idle = [each for each in _OF_CHECK_INS if getattr(self, each)]
+        if self.sampling != "check-in" and idle:
+            raise InputError(
+                f"settings of devices that check in do nothing without them: got {', '.join(idle)} "
+                f"with {self.sampling} sampling; expected 0 of each; leave them out, or take "
+                "check-in sampling"
+            )
+
 
 Drawn: TypeAlias = Literal["simulated", "named", "secret"]
 """How cohorts come about. simulated: from the seed, in one process. named: from the seed, over a
