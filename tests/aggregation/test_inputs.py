@@ -13,7 +13,7 @@ from keyhole import tree
 from keyhole.aggregation import aggregation_named
 from keyhole.aggregation.base import ClientResult, rows_of
 from keyhole.errors import InputError, NotFiniteError, TooLargeError
-from keyhole.rounds.blocks import add_up_jobs
+from keyhole.rounds.adding import add_up_jobs
 from keyhole.rounds.loop import start_run
 from keyhole.rounds.machine import Buffering
 from keyhole.rounds.round import Engine, in_process

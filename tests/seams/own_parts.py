@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from keyhole.rounds.blocks import add_up_jobs
+from keyhole.rounds.adding import add_up_jobs
 from keyhole.rounds.clients import choose_all
 from keyhole.server.optimizers import SGD
 from keyhole.server.row_sums import BLOCK, pair_up

@@ -18,8 +18,7 @@ from keyhole.parts import running
 from keyhole.primitives.keyspace import distinct_keys, key_bytes
 from keyhole.primitives.layout import KeysBySpace, Layout, RowSource
 from keyhole.primitives.report import Report
-from keyhole.rounds.adding import add_up
-from keyhole.rounds.blocks import add_in_blocks, take
+from keyhole.rounds.adding import add_in_blocks, add_up, take
 from keyhole.rounds.clients import ClientJob, Clients, DataOnce, Jobs, choose_all, is_nothing
 from keyhole.rounds.machine import (
     Answered,

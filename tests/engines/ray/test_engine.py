@@ -15,7 +15,7 @@ from keyhole.aggregation.robust import NormAlarm, TrimmedMean
 from keyhole.engines.ray import crew
 from keyhole.engines.ray.engine import RayEngine
 from keyhole.errors import InputError, WorkerError
-from keyhole.rounds.blocks import add_up_jobs
+from keyhole.rounds.adding import add_up_jobs
 from keyhole.rounds.loop import start_run
 from keyhole.rounds.round import Engine, in_process
 from keyhole.server.row_sums import pair_up

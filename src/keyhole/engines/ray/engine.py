@@ -26,7 +26,7 @@ from keyhole.experiments.experiment import Experiment
 from keyhole.experiments.opening import open_data
 from keyhole.primitives.layout import KeysBySpace, Layout
 from keyhole.primitives.report import Report
-from keyhole.rounds.blocks import add_up_jobs
+from keyhole.rounds.adding import add_up_jobs
 from keyhole.rounds.clients import ClientJob, Clients, choose_all
 from keyhole.rounds.cores import keep_compiled
 from keyhole.rounds.spec import RunParts, RunSpec
