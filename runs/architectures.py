@@ -142,7 +142,7 @@ HEADS = task(
     attention,
     "head",
     {"heads": 8, "ink": 1},
-    client_lr=0.1,
+    client_lr=0.3,
 )
 RANKS = task(
     "ranks",
