@@ -134,7 +134,9 @@ class KeptSweep(Struct, frozen=True, kw_only=True):
         """Returns the record of the runs of a line, of trial 0. Fields that records did not have
         when it was kept are those of the task."""
         told = {name: value for name, value in self.spec.items() if name != "version"}
-        return defaults_of(str(told["task"])).changed(told).changed(line.changes)
+        task = told["task"]  # one of your own has an identity beside its name
+        name = task["name"] if isinstance(task, dict) else task
+        return defaults_of(name).changed(told).changed(line.changes)
 
     def _trial(self, line: KeptLine, run: KeptRun) -> Trial:
         assert line.size is not None  # there is a run
