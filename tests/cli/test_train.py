@@ -148,7 +148,6 @@ def test_the_table_has_a_dash_for_what_devices_do_not_tell():
         (["train", "emnist_2nn", "--m", "100", "--delivery", "pir"], "more than the whole model"),
         (["train", "emnist_2nn", "--sampling", "check-in"], "goes with --devices"),
         (["train", "emnist_2nn", "--rest", "2"], "without them"),
-        (["train", "emnist_2nn", "--replace-rounds"], "--replace-rounds goes with --devices"),
         (["train", "emnist_2nn", "--max-staleness", "2"], "goes with --concurrency"),
         (["train", "emnist_2nn", "--concurrency", "99999"], "more clients than there are"),
         (
@@ -403,9 +402,7 @@ def test_a_terminal_is_told_of_a_round_that_stands_still(capsys):
     assert capsys.readouterr().err == told
 
 
-def test_a_new_run_takes_an_empty_folder_or_replaces_the_rounds_there(
-    keyhole, few_writers, tmp_path
-):
+def test_a_second_run_into_a_folder_of_rounds_counts_on(keyhole, few_writers, tmp_path):
     rounds, spec = tmp_path / "rounds", ("train", "emnist_2nn", *TINY, "--m", 8)
     devices = ("--devices", rounds, "--round-seconds", 0.05, "--data", few_writers)
     done = keyhole(*spec, *devices, "--out", tmp_path / "one")
@@ -414,12 +411,7 @@ def test_a_new_run_takes_an_empty_folder_or_replaces_the_rounds_there(
     assert "round 1 is open: waits for 3 updates of 3 devices" in done.stderr
     assert "round 1 closed empty (time): 0 of 3 updates count, 3 did not come" in done.stderr
     assert "device-" not in done.stderr
-    other = (*spec, *devices, "--out", tmp_path / "two", "--seed", 5)
-    for _ in range(2):  # an attempt leaves nothing that a second one would go on from
-        refused = keyhole(*other)
-        assert refused.returncode == 2
-        assert f"{rounds} holds rounds of another run" in refused.stderr
-        assert "--replace-rounds" in refused.stderr
-    done = keyhole(*other, "--replace-rounds")
+    done = keyhole(*spec, *devices, "--out", tmp_path / "two", "--seed", 5)
     assert done.returncode == 0, done.stderr
-    assert json.loads((rounds / "current.json").read_text())["number"] == 1
+    assert "round 1 closed empty (time): 0 of 3 updates count, 3 did not come" in done.stderr
+    assert json.loads((rounds / "current.json").read_text())["number"] == 3

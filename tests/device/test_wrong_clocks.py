@@ -1,14 +1,17 @@
 """A device survives a service whose clock is wrong: it says so, and asks again at a sane pace."""
 
 import time
+from dataclasses import replace
 
 import pytest
 
 from keyhole import tree
 from keyhole.device.device import Device
 from keyhole.device.take_part import Participant, keep_taking_part
-from keyhole.errors import AccessError, UntimelyError
+from keyhole.errors import AccessError, ServiceError, UntimelyError
 from keyhole.service.access import Access, Keyring
+from keyhole.service.sum_services import AggregatorClient
+from keyhole.wire.http import HttpClient
 from keyhole.wire.sockets import Clock, Retry
 from tests.service.scripted import answer, refusal, scripted
 from tests.service.small_service import small_service
@@ -51,7 +54,7 @@ def waiting(waits, **options):
     return Clock(sleep=waits.append, **options)
 
 
-@pytest.mark.parametrize("seconds", [-DAY, -YEAR, 30 * DAY, YEAR])
+@pytest.mark.parametrize("seconds", [-40 * DAY, -YEAR, 40 * DAY, YEAR])
 def test_it_asks_again_until_the_clock_of_the_service_is_right(service, clock, seconds):
     state, waits, told = service.publish(), [], []
     clock.seconds, clock.left = seconds, 12
@@ -82,6 +85,48 @@ def test_a_round_token_that_was_dated_by_a_wrong_clock_is_asked_for_anew(service
     assert list(service.stored(state.published.id)) == ["phone"]
     assert [type(error) for error in told] == [UntimelyError]
     assert waits[0] == 1.0
+
+
+@pytest.mark.parametrize("seconds", [-40 * DAY, 40 * DAY])
+def test_devices_whose_tokens_are_good_there_take_part_by_a_wrong_clock(service, clock, seconds):
+    """Round tokens are dated by the clock that checks them: it may be wrong for good."""
+    clock.seconds, clock.left = seconds, 10**9
+    token = RING.issue("device", "phone", now=time.time() - 50 * DAY, seconds=100 * DAY)
+    state, waits = service.publish(), []
+    with service.device(token=token, clock=waiting(waits)) as device:
+        assert keep_taking_part(device, HABIT, rounds=1) == 1
+    assert list(service.stored(state.published.id)) == ["phone"]
+    assert waits == []
+
+
+def test_an_aggregator_whose_clock_is_wrong_does_not_let_devices_train_in_vain(service):
+    """The tokens of the round are refused there: the device asks again ever more seldom."""
+    state, waits, told, tries = service.publish(), [], [], []
+
+    def send(device, assignment, update, keys):
+        tries.append(assignment)
+        if len(tries) < 5:
+            raise UntimelyError("the token is not yet good: got 1; expected 2 to 3; set the clock")
+        return Device.send(device, assignment, update, keys)
+
+    with service.device(clock=waiting(waits)) as device:
+        habit = replace(HABIT, send=send)
+        assert keep_taking_part(device, habit, rounds=1, on_miss=told.append) == 1
+    assert list(service.stored(state.published.id)) == ["phone"]
+    assert waits == [1.0, 2.0, 4.0, 8.0]
+    assert {type(error) for error in told} == {UntimelyError}
+
+
+@pytest.mark.parametrize("age", [0.0, -40 * DAY, 40 * DAY])
+def test_a_trainer_waits_for_an_aggregator_with_another_clock(age):
+    """A token that is untimely by both clocks is the operator's to replace."""
+    token = RING.issue("device", "trainer", now=1e9, seconds=DAY)
+    with scripted(refusal(401, "UntimelyError")) as script:
+        client = HttpClient(f"http://127.0.0.1:{script.port}")
+        one = AggregatorClient(client, token, 0, wall=lambda: 1e9 + age)
+        with pytest.raises(ServiceError if age == 0.0 else UntimelyError, match="aggregator 0"):
+            one.status("0-" + "a" * 64)
+        one.close()
 
 
 @pytest.mark.parametrize("age", [-DAY, YEAR])

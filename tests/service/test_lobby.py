@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,7 +17,7 @@ from keyhole.rounds.cohorts import Draws
 from keyhole.rounds.loop import resume_run, start_run
 from keyhole.sampling import UNCOUNTED, Cohorts
 from keyhole.service.inbox import SpoolInbox
-from keyhole.service.lobby import CohortLog, Lobby, WaitingRoom
+from keyhole.service.lobby import CohortLog, Lobby, WaitingRoom, count_waiting
 from keyhole.service.served import Served
 from keyhole.wire.assignment import CheckIn
 from keyhole.wire.sockets import Clock
@@ -73,6 +74,20 @@ def test_who_was_noted_by_a_clock_40_days_ahead_does_not_wait_for_40_days(room, 
     assert list(room.waiting()) == []
     room.note("ann", NOTHING, 5.0)
     assert list(room.waiting()) == ["ann"]
+
+
+def test_those_who_wait_are_dated_by_the_clock_of_their_folder(tmp_path, monkeypatch):
+    """Services and trainers on other machines may have clocks that are 40 days off."""
+    room, real = WaitingRoom(tmp_path), time.time
+    room.open()
+    for off, name in ((40 * DAY, "ann"), (-40 * DAY, "ben")):
+        monkeypatch.setattr(time, "time", lambda off=off: real() + off)
+        room.note(name, NOTHING, 60.0)
+        room.note(name, NOTHING, 60.0)
+        assert name in set(room.waiting())
+    assert sorted(room.waiting()) == ["ann", "ben"]
+    monkeypatch.undo()
+    assert count_waiting(tmp_path, time.time()) == 2
 
 
 def test_nobody_is_noted_where_no_trainer_draws(tmp_path):

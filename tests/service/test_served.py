@@ -17,7 +17,9 @@ from keyhole.rounds.cohorts import Draws
 from keyhole.rounds.loop import resume_run, start_run
 from keyhole.sampling import Cohorts, sample_cohort
 from keyhole.server.optimizers import SGD, Adam
+from keyhole.service.directory import read_current
 from keyhole.service.inbox import SpoolInbox
+from keyhole.service.numbering import Numbering
 from keyhole.service.publishing import Publisher
 from keyhole.service.served import Served
 from keyhole.wire.assignment import device_name
@@ -231,3 +233,34 @@ def test_devices_that_select_at_home_make_the_same_model(tmp_path):
     expected = start_run(toy.make_state(), toy.make_clients(), plan)
     list(expected.rounds(1))
     np.testing.assert_array_equal(run.state.model()["x"], expected.state.model()["x"])
+
+
+def test_a_second_run_counts_on_and_its_devices_are_those_of_the_first(tmp_path):
+    """Neither the first run, resumed, nor the second overwrites a round: numbers only rise."""
+    numbers, published = [], tmp_path / "rounds"
+
+    def rounds(path, plan, start, until):
+        run = start(toy.make_state(), toy.make_clients(), plan, path, served(service))
+        numbers.extend(read_current(published).number for _ in run.rounds(until))
+        run.close()
+        return toy.model_bytes(run.state)
+
+    plan = toy.make_plan()
+    with small_service(published) as service, devices(service):
+        rounds(tmp_path / "one", plan, start_run, 2)
+        second = rounds(tmp_path / "two", plan, start_run, ROUNDS)
+        first = rounds(tmp_path / "one", plan, resume_run, ROUNDS)
+    expected, _ = in_process(plan, SGD(1.0))
+    assert first == second == toy.model_bytes(expected.state)
+    assert numbers == list(range(2 * ROUNDS))
+
+
+def test_a_round_that_another_run_left_open_is_closed_before_the_next(tmp_path):
+    with small_service(tmp_path) as service:
+        for run in ("one", "one", "two"):
+            numbering = Numbering(service.publisher, run)
+            assert numbering.of(0) == {"one": 0, "two": 1}[run]
+            if run == "one":
+                service.publish_state(toy.make_state(), number=0)
+        assert read_current(tmp_path).phase == "closed"
+        assert (numbering.of(2), numbering.round_of(f"3-{'a' * 64}")) == (3, 2)

@@ -180,12 +180,6 @@ def _row(spec: RunSpec) -> tuple[str, ...]:
     help="With --devices: rehearse. Draw cohorts from --seed, as a run in process does, and not "
     "from a secret of the run.",
 )
-@in_group(
-    PLACE,
-    "--replace-rounds",
-    is_flag=True,
-    help="With --devices: drop the rounds and updates that another run has left in DIR.",
-)
 @metrics_option
 @trainer_sum_options
 @log_options()
@@ -301,7 +295,7 @@ def _check_flags(options: Mapping[str, Any], spec: RunSpec) -> None:
     if options["devices"] is None:
         if spec.cohort.sampling == "check-in":
             raise click.UsageError("--sampling check-in goes with --devices")
-        served = "round_seconds", "named_cohorts", "replace_rounds", "metrics_listen"
+        served = "round_seconds", "named_cohorts", "metrics_listen"
         refuse(options, served, "goes with --devices")
 
 
@@ -334,7 +328,6 @@ def _rounds(
         options["signing_key"],
         aggregators_of(options),
         options["named_cohorts"],
-        options["replace_rounds"],
     )
     with devices.rounds(spec, run, on_look) as make, _metrics_at(options, telling):
         yield make, telling.closed

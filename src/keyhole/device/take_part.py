@@ -94,7 +94,7 @@ class Participant:
     train: Callable[[KnownRound, Submodel], Any]
     fetch: Fetch = Device.fetch
     send: Send = Device.send
-    keep: Callable[[Assignment, bytes], None] = lambda _, __: None
+    keep: Callable[[KnownRound, bytes], None] = lambda _, __: None
     measure: Callable[[KnownRound, Submodel, Evaluates], Any] | None = None
 
 
@@ -196,7 +196,7 @@ def _take(device: Device, told: Assignment, participant: Participant, send: Send
     _refuse_late(device, told)
     sent = send(device, told, made, fetched.keys)
     if state is not None:
-        participant.keep(told, state)
+        participant.keep(known, state)
     kept = sum(map(len, fetched.keys.values()))
     return Taken(
         round=told.round,
@@ -326,6 +326,8 @@ def _in_time(send: Send) -> Send:
     def try_send(device: Device, told: Assignment, update: Tree, keys: DeviceKeys) -> int:
         try:
             return send(device, told, update, keys)
+        except UntimelyError:  # an aggregator's clock may be wrong: to train again is no help
+            raise
         except (AccessError, NotAdmittedError) as error:
             raise TooLateError(
                 f"the round takes no update of this device any more: got {error!s}; expected a "
@@ -352,6 +354,8 @@ class DeviceSettings(msgspec.Struct, frozen=True):
 
     Attributes:
         nonce: 32 hex digits of this round, from which its devices draw.
+        round: which of its run this round is, from 0; its number, unless other runs have used the
+            directory before.
         keys_per_client: key space -> most keys of a client.
         shared_keys: whether all clients of a round draw the same random keys.
         spec: how to train, as `RunSpec.for_devices` tells it; None in runs of functions of your
@@ -361,6 +365,7 @@ class DeviceSettings(msgspec.Struct, frozen=True):
     """
 
     nonce: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
+    round: Annotated[int, msgspec.Meta(ge=0)]
     keys_per_client: dict[str, int]
     shared_keys: bool = False
     spec: dict[str, Any] | None = None
@@ -375,8 +380,9 @@ class DeviceSettings(msgspec.Struct, frozen=True):
     @staticmethod
     def of(known: KnownRound) -> DeviceSettings:
         """The settings in the manifest of a round."""
+        settings = {"round": known.manifest.number, **known.manifest.settings}
         try:
-            return msgspec.convert(known.manifest.settings, DeviceSettings)
+            return msgspec.convert(settings, DeviceSettings)
         except msgspec.ValidationError as error:
             raise InputError(
                 f"round {known.id} does not belong to a run of a population: got settings in which "
@@ -422,20 +428,19 @@ class PopulationClient:
 
     def choose(self, known: KnownRound) -> KeysBySpace:
         """The keys that the client chooses in process, too."""
-        settings = DeviceSettings.of(known)
-        clients = self._clients(settings)
+        settings, clients = DeviceSettings.of(known), self._clients(known)
         check_keys_per_client(known.layout, settings.keys_per_client)
         norms, users = facts_in(known.manifest.settings)
         clients = replace(clients, users=users)  # of others, it knows what the round tells
         rules = _Rules(
             *self._draws(settings), settings.keys_per_client, settings.shared_keys, norms
         )
-        return choose_keys(self.client, known.manifest.number, known.layout, clients, rules)
+        return choose_keys(self.client, settings.round, known.layout, clients, rules)
 
     def train(self, known: KnownRound, fetched: Submodel) -> Any:
         """The update that the client makes in process, too, or its report where it says more."""
-        settings, t = DeviceSettings.of(known), known.manifest.number
-        clients, bound = self._clients(settings), bound_of(known.manifest.settings)
+        settings, bound = DeviceSettings.of(known), bound_of(known.manifest.settings)
+        clients, t = self._clients(known), settings.round
         path, state = (*self._draws(settings), t), clients.states.get(self.client, before=t)
         held = bound, state, fetched.frozen
         job = ClientJob.of(*path, self.client, fetched.keys, fetched.model, *held)
@@ -444,7 +449,7 @@ class PopulationClient:
 
     def measure(self, known: KnownRound, fetched: Submodel, evaluates: Evaluates) -> Any:
         """What the client sends of the metrics of its sub-model on its own examples."""
-        clients = self._clients(DeviceSettings.of(known))
+        clients = self._clients(known)
         own = (clients.held or clients.data)(self.client)
         with running("localize"):
             examples = clients.localize(own, fetched.keys)
@@ -454,19 +459,21 @@ class PopulationClient:
         with running("metrics"):
             return evaluates.numbers(clients.measure(fetched.model, examples), count)
 
-    def keep(self, told: Assignment, state: bytes) -> None:
+    def keep(self, known: KnownRound, state: bytes) -> None:
         """Keeps what the client goes on with in its next round."""
-        (clients,) = self._met.values()
-        clients.states.offer({self.client: state})
-        clients.states.write(told.number)
-        clients.states.commit(told.number)
+        states, t = self._clients(known).states, DeviceSettings.of(known).round
+        states.offer({self.client: state})
+        states.write(t)
+        states.commit(t)
 
     def _draws(self, settings: DeviceSettings) -> tuple[int, int]:
         """Seed and trial, in the words of a run in process."""
         return self.rehearsed or (int(settings.nonce, 16), 0)
 
-    def _clients(self, settings: DeviceSettings) -> Clients:
-        name = msgspec.json.encode(msgspec.structs.replace(settings, nonce=""))
+    def _clients(self, known: KnownRound) -> Clients:
+        settings = DeviceSettings.of(known)
+        first = known.manifest.number - settings.round  # runs that follow each other differ in it
+        name = msgspec.json.encode(msgspec.structs.replace(settings, nonce="", round=first))
         if name not in self._met:
             folder = self.directory and self.directory / sha256(name).hexdigest()[:16]
             clients = replace(self.population(settings), states=ClientStates(folder))

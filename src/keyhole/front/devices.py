@@ -68,14 +68,12 @@ class Devices:
         signing_key: a file of `keyhole token signing-key`; manifests are signed with it.
         aggregators: two, to which updates go in shares; None takes updates in the clear.
         named: draws cohorts from the seed, as a run in process does, which rehearses it.
-        replace: drops the rounds and updates that another run has left in the directory.
     """
 
     directory: Path | str
     signing_key: Path | None = None
     aggregators: Aggregators | None = None
     named: bool = False
-    replace: bool = False
 
     @contextmanager
     def rounds(
@@ -88,8 +86,7 @@ class Devices:
         them.
 
         Raises:
-            InputError: the directory holds rounds of another run, or devices cannot fetch as the
-                run says.
+            InputError: devices cannot fetch as the run says.
             StorageError: another run publishes to it.
         """
         directory = Path(self.directory)
@@ -101,8 +98,6 @@ class Devices:
             )
         key = None if self.signing_key is None else SigningKey.load(self.signing_key)
         with Publisher(directory, key) as publisher:
-            if not (self.replace or (run / "plan.json").exists()):
-                publisher.check_unused()
 
             def make(stop: threading.Event) -> Served:
                 inbox: Inbox = SpoolInbox(UpdateSpool(directory / UPDATES))
@@ -112,7 +107,7 @@ class Devices:
                 is_open_ended = lobby is None and spec.asynchronous is None
                 made = Served(publisher, inbox, stop=stop, on_arrival=on_arrival, lobby=lobby)
                 made.seconds = spec.cohort.seconds or (inf if is_open_ended else _PATIENCE)
-                made.fetched, made.goes_on, made.named = fetched, self.replace, self.named
+                made.fetched, made.named = fetched, self.named
                 return made
 
             yield make

@@ -171,6 +171,10 @@ class Draws:
         """Returns 32 hex digits, from which devices draw in round t."""
         return self._seed(b"nonce", t).hex()
 
+    def run(self) -> str:
+        """Returns 32 hex digits that tell this run from all others."""
+        return self._seed(b"run", 0).hex()
+
     def rounding(self) -> int:
         """Returns the seed of the rounding of slices, one for the whole run: rows that do not
         change keep their bytes."""

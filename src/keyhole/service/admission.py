@@ -50,6 +50,7 @@ from keyhole.service.app import parse_round
 from keyhole.service.routes import BINARY, NO_STORE, Request, Response, Route, json_response
 from keyhole.wire.assignment import RoundSource
 from keyhole.wire.http import HttpClient
+from keyhole.wire.manifest import number_of
 from keyhole.wire.private import (
     MAX_CONFIG,
     TOKEN_BYTES,
@@ -143,10 +144,9 @@ class AdmissionFiles:
         return folder
 
     def _forget(self, newest: Path) -> None:
-        """Removes what is kept of all rounds but the last few that were here: not those of the
-        highest numbers, since a run that replaces another begins at 0."""
+        """Removes what is kept of all rounds but the newest few."""
         others = [each for each in newest.parent.iterdir() if each != newest]
-        others.sort(key=lambda each: each.stat().st_mtime_ns)
+        others.sort(key=lambda each: number_of(each.name) or 0)
         for old in others[: 1 - _ROUNDS]:
             self._spent.pop(old.name, None)
             self._signers.pop(old.name, None)

@@ -65,7 +65,7 @@ class DeviceEvaluation:
         current = read_current(served.publisher.directory)
         assert lobby is not None
         assert current is not None  # a round has been made
-        t, parts = current.number, self._parts()
+        t, parts = served.numbering.round_of(current.round), self._parts()
         cohorts = parts.cohorts
 
         def tell(waiting: int) -> None:

@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf
 from pathlib import Path
 
@@ -46,13 +47,20 @@ _IDLE = 20  # times as long as a look took, between two looks
 _REMEMBERED = 1 << 14  # devices whose files need not be written again; a megabyte or two
 _KEPT = 16  # cohorts in memory; a run that goes on asks for the newest
 _LOOK_EVERY = 0.1  # seconds, at the least
+_PROBE = ".now"  # a file of the waiting room that tells the time there
 
 
 class WaitingRoom:
-    """The devices that wait, as files. Any number of services and one trainer may share it."""
+    """The devices that wait, as files. Any number of services and one trainer may share it.
 
-    def __init__(self, directory: Path, clock: Callable[[], float] = time.time) -> None:
-        self._folder, self._clock = directory / WAITING, clock
+    Args:
+        clock: unix seconds; that of the machine which holds the folder if None. Services and
+            trainer may run on others, with clocks that are days off.
+    """
+
+    def __init__(self, directory: Path, clock: Callable[[], float] | None = None) -> None:
+        self._folder = directory / WAITING
+        self._clock = partial(_time_at, self._folder) if clock is None else clock
         self._said: dict[str, CheckIn] = {}  # what the files of some devices hold
 
     def open(self) -> None:
@@ -95,7 +103,7 @@ class WaitingRoom:
                     continue
                 if 0 <= ahead <= _MAX_AHEAD and DEVICE_NAME.fullmatch(entry.name):
                     yield entry.name
-                else:
+                elif entry.name != _PROBE:
                     Path(entry.path).unlink(missing_ok=True)
 
     def said(self, device: str) -> CheckIn:
@@ -115,10 +123,22 @@ def count_waiting(directory: Path, now: float) -> int | None:
         with os.scandir(directory / WAITING) as entries:
             for entry in entries:
                 with suppress(FileNotFoundError):  # drawn a moment ago
-                    count += 0 <= entry.stat().st_mtime - now <= _MAX_AHEAD
+                    is_here = 0 <= entry.stat().st_mtime - now <= _MAX_AHEAD
+                    count += is_here and entry.name != _PROBE
     except FileNotFoundError:
         return None
     return count
+
+
+def _time_at(folder: Path) -> float:
+    """The clock that dates files of a folder; that of this machine where nothing can be written."""
+    probe = folder / _PROBE
+    try:
+        os.close(os.open(probe, os.O_WRONLY | os.O_CREAT, 0o600))
+        os.utime(probe)
+        return probe.stat().st_mtime
+    except OSError:
+        return time.time()
 
 
 def _touched(path: Path, until: float) -> bool:

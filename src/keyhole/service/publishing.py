@@ -250,17 +250,6 @@ class Publisher:
         closed = msgspec.structs.replace(self._current(), phase="closed", trailing=tuple(trailing))
         write_current(self.directory, closed, True)
 
-    def check_unused(self) -> None:
-        """Raises InputError if there are rounds here: a new run would count from 0 again."""
-        current = read_current(self.directory)
-        if current is not None:
-            raise InputError(
-                f"{self.directory} holds rounds of another run: got round {current.number} there, "
-                "and a run that begins with round 0; expected an empty folder, or the run that "
-                "published them; give --devices and `keyhole serve` an empty folder, go on with "
-                "that run by its own command and --out, or drop its rounds with --replace-rounds"
-            )
-
     def _current(self) -> CurrentRound:
         current = read_current(self.directory)
         if current is None:

@@ -70,9 +70,9 @@ from keyhole.service.inbox import (
     with_maxima,
 )
 from keyhole.service.lobby import Lobby
+from keyhole.service.numbering import Numbering
 from keyhole.service.publishing import Publisher
 from keyhole.wire.assignment import device_name
-from keyhole.wire.manifest import number_of
 from keyhole.wire.settings import AGGREGATION_SETTING, DELIVERY_SETTING
 
 _MAX_TRAILING = 256  # rounds; more only trail where round after round ends without a step
@@ -182,12 +182,13 @@ class Streamed:
     ) -> str:
         """Publishes round t for everyone at work; returns its name."""
         publisher, trailing = self.served.publisher, self._recent(state.steps)
+        number = self.served.numbering.of(this.t)
         # A device that was let in before the run was stopped stays so.
-        this.cohort.update(dict.fromkeys(publisher.cohort_of(this.t) or ()))
+        this.cohort.update(dict.fromkeys(publisher.cohort_of(number) or ()))
         published = publisher.publish_state(
             state,
             frozen=this.clients.frozen_state,
-            number=this.t,
+            number=number,
             coding=self.served.coding,
             cohort=list(this.cohort),
             trailing=trailing,
@@ -253,7 +254,7 @@ class Streamed:
     def _hear(self, round_id: str, event: Event) -> None:
         """A device is said to be gone: the one at work, if it was called to that round."""
         each = self._at_work.get(event.client) if isinstance(event, Dropped | Refused) else None
-        if each is not None and number_of(round_id) == each.called:
+        if each is not None and self.served.numbering.round_of(round_id) == each.called:
             self._heard[each.client] = End(
                 "refused" if isinstance(event, Refused) else "lost_before"
             )
@@ -315,6 +316,7 @@ class Served:
     _under_way: bytes = field(default=b"", repr=False)
     _secret: bytes = field(default=b"", repr=False)
     _secret_file: Path | None = field(default=None, repr=False)
+    _numbering: Numbering | None = field(default=None, repr=False)
 
     def prepare(self, parts: RunParts, directory: Path | None) -> RunParts:
         """Returns the parts with cohorts that a secret of the run draws, unless they are named;
@@ -329,7 +331,7 @@ class Served:
                 "where devices check in, and no named cohorts there; choose one of the two"
             )
         if directory is not None:
-            self._secret_file, self._secret = directory / "secret", b""
+            self._secret_file, self._secret, self._numbering = directory / "secret", b"", None
         if self.lobby is not None:
             self.lobby.open(directory)
         return self._drawing(parts, b"")
@@ -340,6 +342,14 @@ class Served:
 
     def _drawing(self, parts: RunParts, secret: bytes) -> RunParts:
         return replace(parts, draws=Draws("named" if self.named else "secret", secret))
+
+    @property
+    def numbering(self) -> Numbering:
+        """The numbers of the run's rounds in the rounds directory."""
+        if self._numbering is None:
+            run = Draws("secret", self._kept()).run()
+            self._numbering = Numbering(self.publisher, run)
+        return self._numbering
 
     def _kept(self) -> bytes:
         """The secret of the run, from its file, or for as long as this object lives."""
@@ -357,6 +367,7 @@ class Served:
             return self._stream(t, parts.buffering).next(t, state, clients, parts)
         parts = self._norms.told(parts)
         check_budget(t, state, parts)
+        self.numbering.of(t)  # nobody begins in a round of another run from here on
         names = self._cohort(t, parts)
         told = self.settings(t, parts, clients.users)
         asks = Asks(state.layout, parts, told, frozen=clients.frozen_state)
@@ -386,7 +397,7 @@ class Served:
         published = self.publisher.publish_state(
             state,
             frozen=asks.frozen,
-            number=t,
+            number=self.numbering.of(t),
             coding=self.coding,
             cohort=list(names.values()),
             may_go_back=self.goes_on or bool(asks.purpose),

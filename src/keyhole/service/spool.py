@@ -183,7 +183,7 @@ class UpdateSpool:
                 (folder / device).unlink(missing_ok=True)
             shutil.rmtree(folder / REFUSED, ignore_errors=True)
             removed = [f for f in self._folders() if (f / _REMOVED).exists()]
-            removed.sort(key=lambda f: (f / _REMOVED).stat().st_mtime_ns)
+            removed.sort(key=lambda f: number_of(f.name) or 0)
             for old in removed[:-_MARKS_KEPT]:
                 shutil.rmtree(old, ignore_errors=True)
 

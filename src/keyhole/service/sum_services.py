@@ -49,6 +49,7 @@ from keyhole.errors import (
     MalformedError,
     NotAdmittedError,
     ServiceError,
+    UntimelyError,
 )
 from keyhole.primitives.layout import Layout
 from keyhole.rounds.adding import weighed
@@ -56,7 +57,7 @@ from keyhole.rounds.machine import terms_of
 from keyhole.rounds.spec import RunParts
 from keyhole.sampling import Outcome
 from keyhole.service.inbox import Gathered
-from keyhole.wire.assignment import NameOf, device_name
+from keyhole.wire.assignment import NameOf, device_name, is_timely
 from keyhole.wire.http import HttpClient
 from keyhole.wire.manifest import digest_of
 from keyhole.wire.messages import Summaries, SumOpening, SumStatus, read_message
@@ -74,10 +75,17 @@ class AggregatorClient:
     Args:
         token: of the trainer there, from its operator.
         party: 0 or 1, which of the two it is.
+        wall: unix seconds.
     """
 
-    def __init__(self, client: HttpClient, token: str, party: int) -> None:
-        self._client, self._token, self.party = client, token, party
+    def __init__(
+        self,
+        client: HttpClient,
+        token: str,
+        party: int,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._client, self._token, self.party, self._wall = client, token, party, wall
 
     def __repr__(self) -> str:
         """Without the token."""
@@ -157,6 +165,12 @@ class AggregatorClient:
         try:
             yield
         except (AccessError, NotAdmittedError) as error:
+            if isinstance(error, UntimelyError) and is_timely(self._token, self._wall()):
+                raise ServiceError(
+                    f"aggregator {self.party} has another clock: got {error.got}; expected a token "
+                    "that is good by the clock here to be good there; set one of the two clocks; "
+                    "the round goes on when the run does"
+                ) from error
             raise type(error)(
                 f"aggregator {self.party} does not take the trainer's token: got {error.wrong} "
                 f"({error.got}) from {self._client.place}; expected a token for aggregators, of "

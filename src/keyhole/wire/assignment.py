@@ -241,6 +241,16 @@ def claims_in(token: str) -> dict[str, Any]:
         return {}
 
 
+def is_timely(token: str | None, now: float) -> bool:
+    """Returns whether a token is good at `now`, in unix seconds, as far as it tells. Where it is,
+    a service that calls it untimely may have a wrong clock."""
+    told = claims_in(token or "")
+    try:
+        return bool(told["issued"] <= now < told["expires"])
+    except (KeyError, TypeError):
+        return False  # not a token that one can read
+
+
 def name_in(token: str | None) -> str:
     """Returns the name of the device in a token; nothing where it tells none."""
     return str(claims_in(token or "").get("device", ""))

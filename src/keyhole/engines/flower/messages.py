@@ -46,7 +46,7 @@ class RoundCall:
     """What a node is told of a round.
 
     Args:
-        number: t.
+        number: of the round, as its identifier has it.
         seconds: until it closes at the latest.
         service: URL of the slice service.
         tokens: of the round, one for each client; none where the service knows no tokens.

@@ -49,6 +49,7 @@ from keyhole.service.served import Served
 from keyhole.service.spool import UpdateSpool
 from keyhole.wire.assignment import device_name
 from keyhole.wire.http import HttpClient
+from keyhole.wire.manifest import number_of
 from keyhole.wire.signing import SigningKey
 
 _LOG = logging.getLogger("flwr.keyhole")
@@ -227,7 +228,7 @@ class FlowerSummons:
             shares = self.nodes.for_round(asked)
         ttl = min(seconds, float(DEFAULT_TTL)) if isfinite(seconds) else float(DEFAULT_TTL)
         for node, clients in shares.items():
-            content = write(self._call_of(round_id, t, clients, ttl))
+            content = write(self._call_of(round_id, clients, ttl))
             message = Message(content, node, TRAIN, ttl=ttl, group_id=str(t))
             sent = _Sent(node, tuple(clients), round_id, self.clock() + ttl)
             self._sent.update(dict.fromkeys(self.grid.push_messages([message]), sent))
@@ -261,7 +262,7 @@ class FlowerSummons:
         told, self._incidents = self._incidents, Counter()
         return sentences(told)
 
-    def _call_of(self, round_id: str, t: int, clients: Sequence[int], seconds: float) -> RoundCall:
+    def _call_of(self, round_id: str, clients: Sequence[int], seconds: float) -> RoundCall:
         tokens, sums = tuple[str, ...](), [tuple[str, ...](), tuple[str, ...]()]
         if self.keyring is not None:
             now, ring, names = self.wall(), self.keyring, [device_name(c) for c in clients]
@@ -273,9 +274,11 @@ class FlowerSummons:
                 issue = partial(issue, audience="aggregator")
                 rings = [ring.for_aggregator(party) for party in (0, 1)]
                 sums = [tuple(issue(one, device=name) for name in names) for one in rings]
+        number = number_of(round_id)
+        assert number is not None  # it was published
         return RoundCall(
             round=round_id,
-            number=t,
+            number=number,
             seconds=seconds,
             clients=tuple(clients),
             tokens=tokens,
