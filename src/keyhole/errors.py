@@ -35,6 +35,7 @@ KeyholeError
  |         +-- MismatchError     two parties do not speak of the same clients or messages
  |         +-- SketchError       a sum of sketches that does not decode
  +-- ServiceError        a device cannot reach its service, or gets no sense out of it
+ |    +-- AwayError          one that has answered before gives no answer, time and again
  +-- DamageError         bytes that arrived are not the bytes that were sent
  |    +-- IntegrityError     slices that are not those of the round: a server lies or is damaged
  +-- AttestationError    an enclave that does not show what the policy asks for
@@ -54,6 +55,7 @@ from typing import ClassVar
 __all__ = [
     "AccessError",
     "AttestationError",
+    "AwayError",
     "BudgetError",
     "BusyError",
     "CohortError",
@@ -275,6 +277,10 @@ class ServiceError(KeyholeError):
 
     exit_code = 5
     http_status = 502
+
+
+class AwayError(ServiceError):
+    """A service that has answered before gives no answer, time and again: it may come back."""
 
 
 class DamageError(KeyholeError):

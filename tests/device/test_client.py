@@ -2,11 +2,13 @@
 
 import socket
 import threading
+from contextlib import suppress
 
 import pytest
 
 from keyhole.errors import (
     AccessError,
+    AwayError,
     ConflictError,
     DamageError,
     InputError,
@@ -109,6 +111,17 @@ def test_giving_up_says_what_how_often_and_why():
         with pytest.raises(ServiceError, match=r"GET /x: got status 503, the last of 4 failures"):
             get(client)
         assert len(script.asked) == 4
+
+
+def test_a_service_that_has_answered_before_is_away_and_not_a_wrong_address():
+    for first, kind in ((answer(200), AwayError), (answer(404), ServiceError)):
+        script = scripted(first, *[answer(503)] * 8)
+        with script as running, client_of(running) as client:
+            with suppress(ServiceError):
+                get(client)
+            with pytest.raises(ServiceError) as raised:
+                get(client)
+            assert type(raised.value) is kind
 
 
 def test_nobody_listening_is_told_as_such():

@@ -14,7 +14,14 @@ from keyhole.device.take_part import (
     take_part,
     take_part_in,
 )
-from keyhole.errors import AccessError, NotAdmittedError, RequestError, StaleError, TooLateError
+from keyhole.errors import (
+    AccessError,
+    AwayError,
+    NotAdmittedError,
+    RequestError,
+    StaleError,
+    TooLateError,
+)
 from keyhole.wire.settings import sum_settings
 from keyhole.wire.sockets import Clock, Retry
 from tests.helpers import LONG, assert_trees_equal
@@ -181,6 +188,22 @@ def test_servers_that_lag_are_waited_for_and_those_that_always_differ_end_it(ser
         with pytest.raises(StaleError, match="got 91"):  # the eighth of ninety-nine
             keep_taking_part(device, replace(HABIT, fetch=Lagging(99)), on_miss=missed.append)
     assert len(missed) == 14 + 7
+
+
+def test_a_device_asks_again_until_a_service_that_is_away_comes_back(service):
+    service.publish()
+    waits, missed, away = [], [], [AwayError("no answer: got none; expected one; try again")] * 9
+
+    def choose(known):
+        if away:
+            raise away.pop()
+        return KEYS
+
+    with service.device(clock=Clock(sleep=waits.append)) as device:
+        habit = replace(HABIT, choose=choose)
+        assert keep_taking_part(device, habit, rounds=1, on_miss=missed.append) == 1
+    assert waits == [1, 2, 4, 8, 16, 32, 60, 60, 60]
+    assert {type(error) for error in missed} == {AwayError}
 
 
 def test_a_device_without_a_round_tells_how_long_it_waits(service):

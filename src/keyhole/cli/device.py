@@ -31,10 +31,10 @@ from keyhole.cli.token import read_token, refuse_tokens
 from keyhole.delivery import all_deliveries, delivery_named, delivery_names
 from keyhole.delivery.clear import DEFAULT_SERVED
 from keyhole.errors import (
+    AwayError,
     InputError,
     KeyholeError,
     MalformedError,
-    RequestError,
     UntimelyError,
 )
 from keyhole.files import storage_errors
@@ -397,7 +397,7 @@ def _take_part(
             why, looked = _why_wait(made, sent), time.monotonic()
             notices.tell(f"{why}, asking again in {seconds:.1f} s", kind=why)
 
-    def miss(error: RequestError) -> None:
+    def miss(error: KeyholeError) -> None:
         notices.tell(f"missed a round: {error}", kind=_kind_of(error))
         kind = type(error).__name__  # what an error says may hold a key of this device
         tell("device", "round missed", f"a round was missed: {kind}", error=kind)
@@ -421,9 +421,10 @@ def _tell_taken(taken: Taken) -> None:
     tell("device", "update sent", text, round=taken.number, **facts)
 
 
-def _kind_of(error: RequestError) -> str:
-    """What a miss has in common with others of its kind; the time of a service changes."""
-    return error.wrong if isinstance(error, UntimelyError) else str(error)
+def _kind_of(error: KeyholeError) -> str:
+    """What a miss has in common with others of its kind; the time of a service changes, and why it
+    gives no answer."""
+    return error.wrong if isinstance(error, UntimelyError | AwayError) else str(error)
 
 
 def _why_wait(made: Device, sent: Sequence[int]) -> str:

@@ -25,10 +25,11 @@ from keyhole.device.fetch import KnownRound, Submodel
 from keyhole.device.frozen import with_frozen
 from keyhole.errors import (
     AccessError,
+    AwayError,
     ConflictError,
     InputError,
+    KeyholeError,
     NotAdmittedError,
-    RequestError,
     ServiceError,
     StaleError,
     TooLateError,
@@ -66,7 +67,7 @@ Send: TypeAlias = Callable[[Device, Assignment, Any, DeviceKeys], int]
 update, or a `Report` where weight or metrics go with it."""
 
 _AFTER_MISS = 1.0  # seconds before a device that was too late checks in again
-_LONGEST_WAIT = 60.0  # seconds before it does when servers still do not hold the same round
+_LONGEST_WAIT = 60.0  # seconds before it does when servers lag behind, or are away
 _CLOCK_WAIT = 600.0  # seconds, at most, before it asks a service again whose clock may be wrong
 _TELL_EVERY = 16  # rounds, after which a device's operator is told of wrong rows
 _MAX_STALE = 8  # misses for that reason in a row; two minutes, for a copy that lags behind
@@ -230,7 +231,7 @@ def keep_taking_part(
     *,
     rounds: float = inf,
     on_round: Callable[[Taken], None] = lambda _: None,
-    on_miss: Callable[[RequestError], None] = lambda _: None,
+    on_miss: Callable[[KeyholeError], None] = lambda _: None,
     on_wait: Callable[[float], None] = lambda _: None,
     on_wrong: Callable[[str], None] = lambda _: None,
 ) -> int:
@@ -241,7 +242,8 @@ def keep_taking_part(
         on_miss: called with the reason when a round closed before the update was there, when the
             servers of a private fetch did not hold the same round, or when the service finds a
             token untimely that is good by the clock of the device: it asks again, until one of the
-            two clocks is set right.
+            two clocks is set right. Likewise when a service that has answered before gives no
+            answer: it asks again, until the service is back.
         on_wait: called with the seconds that the service asks to wait, since it has no round for
             this device.
         on_wrong: called with about how many rows of private fetches were wrong, after 16 rounds and
@@ -256,7 +258,7 @@ def keep_taking_part(
         StaleError: the servers of a private fetch did not hold the same round, time and again.
         UntimelyError: the token is expired or not yet good, by both clocks.
     """
-    taken, stale, untimely, done = 0, 0, 0, None
+    taken, stale, untimely, away, done = 0, 0, 0, 0, None
     wrong = WrongRows(on_wrong)
     while taken < rounds and not device.stop.is_set():
         try:
@@ -276,12 +278,16 @@ def keep_taking_part(
             untimely += 1
             on_miss(error)
             device.clock.sleep(min(_CLOCK_WAIT, _AFTER_MISS * 2.0 ** min(untimely - 1, 16)))
+        except AwayError as error:
+            away += 1
+            on_miss(error)
+            device.clock.sleep(min(_LONGEST_WAIT, _AFTER_MISS * 2.0 ** min(away - 1, 16)))
         except ServiceError:
             if device.stop.is_set():
                 break
             raise
         else:
-            untimely = 0
+            untimely = away = 0
             if isinstance(outcome, Wait):
                 on_wait(outcome.seconds)
                 device.clock.sleep(outcome.seconds)

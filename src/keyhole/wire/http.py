@@ -157,6 +157,7 @@ class HttpClient:
         # Draws from [0, 1), by the seed or else from the system.
         self._uniform = random.Random(self._retry.seed).random  # jitter  # nosec B311
         self._idle: list[HTTPConnection] = []
+        self._is_known = False  # whether there ever was a good answer
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
@@ -176,7 +177,8 @@ class HttpClient:
 
     def attempts(self, what: str) -> Attempts:
         """Returns the attempts of one request, `what` in words."""
-        return Attempts(what, self._retry, self._uniform, self._clock, self._stop)
+        drawn = self._retry, self._uniform, self._clock
+        return Attempts(what, *drawn, self._stop, is_known=self._is_known)
 
     def send(
         self, path: str, body: bytes, *, token: str | None, limit: int, content_type: str
@@ -262,6 +264,7 @@ class HttpClient:
                 raise
             if not got.problem and got.status not in _GOOD:
                 raise refusal_of(got.status, got.body)  # its connection is as good as before
+            self._is_known = self._is_known or not got.problem
             return got
 
     def _take(self) -> tuple[HTTPConnection, bool]:

@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from keyhole.errors import DamageError, InputError, ServiceError
+from keyhole.errors import AwayError, DamageError, InputError, ServiceError
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -255,6 +255,7 @@ class Attempts:
 
     Args:
         what: is asked for, in words for the error; names no key.
+        is_known: whether the service has answered before: it is away, and not a wrong address.
     """
 
     def __init__(
@@ -264,8 +265,10 @@ class Attempts:
         uniform: Callable[[], float],
         clock: Clock,
         stop: threading.Event | None = None,
+        is_known: bool = False,
     ) -> None:
         self._what, self._retry, self._uniform = what, retry, uniform
+        self._failure = AwayError if is_known else ServiceError
         self._clock, self._stop = clock, stop
         self._failures = self._damages = 0
 
@@ -283,14 +286,15 @@ class Attempts:
             error: the damage, if that was it; raised instead of a ServiceError in the end.
 
         Raises:
-            ServiceError: that was the last attempt, or the device is to stop.
+            ServiceError: that was the last attempt, or the device is to stop; AwayError where the
+                service has answered before.
         """
         self._failures += error is None
         self._damages += error is not None
         failures = self._failures + self._damages
         self._check_stop()
         if failures >= self._retry.attempts:
-            raise error or ServiceError(
+            raise error or self._failure(
                 f"no usable answer: {self._what}: got {reason}, the last of {failures} failures in "
                 "a row; expected an answer; check that the service runs and can be reached, then "
                 "try again"
