@@ -17,9 +17,11 @@ from keyhole.delivery import all_deliveries
 from keyhole.delivery.base import PrivateTable
 from keyhole.delivery.enclave.messages import EnclaveParams
 from keyhole.delivery.pir import two_server
-from keyhole.delivery.pir.database import Database
+from keyhole.delivery.pir.database import Database, PirParams
 from keyhole.delivery.pir.messages import seal
 from keyhole.delivery.pir.two_server import Batch
+from keyhole.delivery.popular import popular_of
+from keyhole.primitives.coding import mix
 from keyhole.rounds.fields import VERSION
 from keyhole.rounds.spec import ClientSpec, DeviceSpec, KeySpec
 from keyhole.service import relay
@@ -131,6 +133,30 @@ def test_terms_and_frames_follow_from_the_page_alone():
     check = AESGCM(b"keyhole-pir-repl").encrypt(bytes(12), b"", reply)
     assert seal("reply", params, 1, b"body") == reply + check
     assert b"KHP2\3" + bytes(67) == REFUSAL
+
+
+def test_params_of_popular_keys_and_what_is_dropped_follow_from_the_page_alone():
+    model, records = sha256(b"manifest").digest(), np.zeros((400, 3), np.uint8)
+    popular = popular_of({"word": ("0-3+100+7-49", 0.75)}, ["word"], 400, 10)
+    table = PrivateTable.of("3-00ff/tables/1", model, records, 10, popular)
+    params = PirParams.of("two-server", table.public)
+    names = table.name + model + table.tree.root
+    ranges = struct.pack("<QQ6Q", 8, 3, 0, 3, 7, 49, 100, 100)
+    whole = b"KHT3\2\0\0\0" + names + struct.pack("<QQQ", 400, 3, 10) + ranges
+    assert params.encode() == whole
+    round_name = blake2b(whole, digest_size=16, person=b"keyhole-popular").digest()
+    names = round_name + model + table.tree.root
+    assert [each.encode() for each in params.tables] == [
+        b"KHT3\2\0\0\0" + names + struct.pack("<QQQ", 48, 3, 8),
+        b"KHT3\2\1\0\0" + names + struct.pack("<QQQ", 400, 3, 2),
+    ]
+    keys = np.arange(200, 210)
+    seed = np.frombuffer(model[:8], "<u8")
+    drawn = mix(mix(keys.astype(np.uint64)) ^ seed).tolist()
+    _, whole_asked, _ = popular.split(keys, 2, int(seed[0]))
+    assert (
+        keys[whole_asked].tolist() == [key for _, key in sorted(zip(drawn, keys, strict=True))][:2]
+    )
 
 
 @pytest.mark.parametrize("num_keys", [20, 1500, 5000])  # with and without buckets, and paths

@@ -35,6 +35,8 @@ class Workload:
         cohort: N, clients of a round.
         distinct: different keys that the whole cohort asks for; None takes the most there can be.
         broadcast_bytes: what everyone receives beside slices, whatever the way.
+        popular: how many keys are popular, and how many of m are asked of those alone, where a way
+            can do so; None asks the whole table.
 
     Raises:
         InputError: a number is out of range, or contradicts another.
@@ -49,6 +51,7 @@ class Workload:
     cohort: int
     distinct: int | None = None
     broadcast_bytes: int = 0
+    popular: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         _check("num_keys", self.num_keys, 1, _MAX, "count the slices there are")
@@ -65,6 +68,11 @@ class Workload:
         if self.distinct is not None:
             fix = "check it against num_keys, keys_per_client and cohort"
             _check("distinct", self.distinct, self.keys_per_client, self._max_distinct, fix)
+        if self.popular is not None:
+            count, slots = self.popular
+            _check("popular keys", count, 2, self.num_keys - 1, "take some of num_keys")
+            limit = min(count - 1, self.keys_per_client)
+            _check("keys asked of popular ones", slots, 1, limit, "take a share of a query's keys")
 
     @property
     def distinct_keys(self) -> int:

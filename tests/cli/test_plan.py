@@ -197,3 +197,25 @@ def test_what_describes_servers_goes_with_a_time(plan):
     code, out, said = plan(*PAPER, *COHORT, "--cores", "8")
     assert (code, out) == (2, "")
     assert "--cores goes with --round-seconds" in said
+
+
+def test_popular_keys_are_priced_beside_the_whole_table(plan):
+    code, out, _ = plan(*PAPER, *COHORT, "--popular", "2e3", "--popular-share", "0.9")
+    assert code == 0
+    assert "900 of 1,000 keys are asked of 2,000 popular ones" in out
+    assert "a client does without" in out
+    assert all(len(rows_of(out)[way]) == 4 for way in ("pir", "pir-one-server"))
+    code, out, _ = plan(*PAPER, *COHORT, "--popular", "2000", "--zipf", "0.8", "--json")
+    told = json.loads(out)
+    assert (code, told["workload"]["popular"], told["zipf"]) == (0, [2000, 1000], 0.8)
+    assert 0.1 < told["dropped"] < 0.9
+
+
+@pytest.mark.parametrize(
+    "options",
+    [("--zipf", "1"), ("--popular-share", "0.5"), ("--popular", "1000"), ("--popular", "1e4")],
+)
+def test_popular_keys_that_make_no_sense_are_refused(plan, options):
+    code, _, error = plan(*PAPER, *COHORT, *options)
+    assert code == 2
+    assert "popular" in error

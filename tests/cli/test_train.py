@@ -415,3 +415,19 @@ def test_a_second_run_into_a_folder_of_rounds_counts_on(keyhole, few_writers, tm
     assert done.returncode == 0, done.stderr
     assert "round 1 closed empty (time): 0 of 3 updates count, 3 did not come" in done.stderr
     assert json.loads((rounds / "current.json").read_text())["number"] == 3
+
+
+def test_popular_keys_come_from_a_file_or_are_refused(keyhole, tmp_path):
+    listed = tmp_path / "popular.txt"
+    listed.write_text("0-9\n12\nnone\n")
+    for words, error in {
+        f"word=@{listed}": "got '0-9+12+none'; expected a number of keys",
+        f"word=@{tmp_path / 'gone'}": "cannot be read",
+        "word": "is not NAME=KEYS",
+    }.items():
+        done = keyhole(
+            "train", "so_tag", "--delivery", "pir", "--popular", words, "--out", tmp_path
+        )
+        assert done.returncode == 2
+        assert error in " ".join(done.stderr.split())
+    assert [each.name for each in tmp_path.iterdir()] == ["popular.txt"]

@@ -5,7 +5,7 @@ import pytest
 from keyhole import tree
 from keyhole.data.open import make_synthetic
 from keyhole.delivery import delivery_names
-from keyhole.errors import AttestationError, CostlyError
+from keyhole.errors import AttestationError, CostlyError, InputError
 from keyhole.experiments.experiment import Experiment
 from keyhole.experiments.specs import name_of, spec_of
 from tests.helpers import assert_trees_equal
@@ -78,3 +78,33 @@ def test_an_enclave_without_hardware_is_refused_before_any_round(posts):
 def test_the_delivery_is_part_of_an_arms_name():
     assert name_of(arm_with("pir", M)).endswith("-pir")
     assert not name_of(arm_with(None, M)).endswith("-pir")
+
+
+@pytest.mark.parametrize("delivery", ["pir", "pir-one-server"])
+def test_popular_keys_are_trained_and_others_counted(posts, plain, delivery):
+    """All words are popular but those that no client of these has: nothing is dropped. Few are:
+    what is dropped is in the record, and the model is another."""
+    most, few = f"{WORDS - 100}", "150"
+    model, records = train(posts, delivery, popular={"keys": {"word": most}})
+    assert_trees_equal(model, plain[0])
+    assert sum(r.unplaced_keys for r in records) == 0
+    model, records = train(posts, delivery, popular={"keys": {"word": few}, "share": 0.9})
+    assert all(r.unplaced_keys > 0 for r in records)
+    assert all(set(r.seen_by.values()) == {"who takes part"} for r in records)
+    leaves, others = tree.flatten(model).values(), tree.flatten(plain[0]).values()
+    assert any((a != b).any() for a, b in zip(leaves, others, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("delivery", "keys", "error"),
+    [
+        ("pregenerated", {"word": "200"}, "has no table of popular keys"),
+        ("pir", {"tag": "200"}, "no table is asked"),
+        ("pir", {"word": "1-"}, "popular keys that cannot be used"),
+        ("pir", {"word": str(WORDS)}, "popular keys that cannot be used"),
+        ("pir", {"word": str(M)}, "popular keys that cannot be used"),
+    ],
+)
+def test_popular_keys_that_make_no_sense_are_refused_before_any_round(posts, delivery, keys, error):
+    with pytest.raises(InputError, match=error):
+        Experiment(arm_with(delivery, M, popular={"keys": keys}), posts).check()

@@ -9,8 +9,8 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from keyhole.cli.numbers import write_bytes, write_seconds
 from keyhole.cli.options import option, project_option
-from keyhole.cli.plan import write_bytes, write_seconds
 
 
 @click.command()

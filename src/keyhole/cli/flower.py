@@ -53,6 +53,7 @@ _TRAINED = (
     *("--max-examples", "--min-examples", "--evaluate-every", "--mean-over"),
     *("--negatives", "--concurrency", "--max-staleness"),
     *("--over-selection", "--min-updates", "--max-update-norm"),
+    *("--popular", "--popular-share"),
 )
 
 
@@ -150,6 +151,8 @@ def app(context: click.Context, /, directory: Path, task: str, **options: Any) -
 
     check_privacy_flags(options)
     spec = spec_from(context, task)
+    if options["popular"]:  # it is this delivery that asks for them
+        spec = spec.changed({"delivery": options["delivery"]})
     if options["aggregators"]:
         refuse(options, list(map(name_of_option, _CLEAR)), "does not go with --aggregators")
         spec = spec.changed({"aggregation.name": shared_names()[0]})

@@ -1,14 +1,10 @@
-"""Runs `keyhole plan`: what each delivery would cost, which to use, and how many servers.
-
-Numbers are read and shown as people type them: whole numbers, bytes and seconds.
-"""
+"""Runs `keyhole plan`: what each delivery would cost, which to use, and how many servers."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
-from decimal import Decimal, InvalidOperation
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import click
@@ -17,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from keyhole.aggregation import aggregation_named, aggregation_names
+from keyhole.cli.numbers import parse_whole, write_bytes, write_count, write_seconds
 from keyhole.cli.options import (
     GroupedCommand,
     NameOr,
@@ -33,78 +30,7 @@ if TYPE_CHECKING:
     from keyhole.aggregation.base import Aggregation
     from keyhole.delivery.base import Price
     from keyhole.planner.capacity import Fleet, PartyNeed
-
-_MAX = 10**15
-
-
-def _parse_whole(_: click.Context, option: click.Parameter, text: str | None) -> int | None:
-    """Turns `250`, `1_000_000` or `1e6` into a whole number; a callback of click."""
-    if text is None:
-        return None
-    try:
-        value = Decimal(text)
-    except InvalidOperation:
-        value = Decimal("nan")
-    # The bound comes first: 1e999999999 is a number of a gigabyte.
-    if not value.is_finite() or not 0 <= value <= _MAX or value != int(value):
-        raise click.BadParameter(
-            f"{text!r} is not a whole number of 0 to {_MAX:,}, such as 250, 1_000_000 or 1e6",
-            param=option,
-        )
-    return int(value)
-
-
-def write_bytes(count: float) -> str:
-    """Returns a size in the unit that leaves few digits.
-
-    >>> write_bytes(5_352_144), write_bytes(72), write_bytes(2e12), write_bytes(3e24)
-    ('5.4 MB', '72 B', '2.0 TB', '3.0e6 EB')
-    """
-    if count < 1000:
-        return f"{count:.0f} B"
-    for unit in ("kB", "MB", "GB", "TB", "PB"):
-        count /= 1000
-        if count < 999.5:
-            return f"{_short(count)} {unit}"
-    return f"{_short(count / 1000)} EB"
-
-
-def write_count(count: float) -> str:
-    """Returns a whole number with commas, or what is long in the field's short form.
-
-    >>> write_count(1_000_000), write_count(4 * 10**17)
-    ('1,000,000', '4.0e17')
-    """
-    return f"{count:,.0f}" if count < 1e9 else _power(count)
-
-
-def write_seconds(seconds: float) -> str:
-    """Returns a time in the unit that leaves few digits.
-
-    >>> [write_seconds(t) for t in (0.0, 2.5e-5, 0.0461, 2.84, 90, 5000, 3e5, 3e6, 3e20)]
-    ['-', '25 us', '46 ms', '2.8 s', '90 s', '83 min', '83 h', '35 days', '9.5e12 years']
-    """
-    if seconds == 0:
-        return "-"
-    units = ((1e-3, "us", 1e-6), (1.0, "ms", 1e-3), (300.0, "s", 1.0), (3 * 3600.0, "min", 60.0))
-    for limit, unit, size in (*units, (1e6, "h", 3600.0), (1e8, "days", 86_400.0)):
-        if seconds < limit:
-            return f"{_short(seconds / size)} {unit}"
-    return f"{_short(seconds / 31_557_600)} years"
-
-
-def _short(value: float) -> str:
-    """Two digits of what is small, whole numbers of what is not, powers of ten of what is large."""
-    if value < 9.95:
-        return f"{value:.1f}"
-    return f"{value:,.0f}" if value < 99_999.5 else _power(value)
-
-
-def _power(value: float) -> str:
-    """Two digits and a power of ten: 4.0e17."""
-    digits, _, exponent = f"{value:.1e}".partition("e")
-    return f"{digits}e{int(exponent)}"
-
+    from keyhole.planner.popular import Zipf
 
 _ABOVE, _SHARE = NumberRange(0, min_open=True), NumberRange(0, 1, min_open=True)
 _WIDTH = 110  # characters of the widest line
@@ -230,7 +156,7 @@ def _whole(
 ) -> Callable[[_Command], _Command]:
     """An option that takes a whole number as people type it."""
     rest: dict[str, Any] = {"metavar": "N", "required": required, "show_default": shown}
-    return option(name, callback=_parse_whole, help=about, **rest)
+    return option(name, callback=parse_whole, help=about, **rest)
 
 
 def _server(
@@ -244,6 +170,7 @@ def _server(
     cls=GroupedCommand,
     roles={
         "Workload": "num_keys keys_per_client slice_bytes cohort distinct broadcast_bytes",
+        "Popular keys": "popular popular_share zipf",
         "Deliveries and sums": "trust delivery force aggregation calibrate",
         "Servers": "round_seconds cores gbit memory_gb busy",
     },
@@ -254,6 +181,20 @@ def _server(
 @_whole("--cohort", "Clients per round.", required=True)
 @_whole("--distinct", "Different keys of the cohort.", shown="the max possible")
 @_whole("--broadcast-bytes", "Bytes that everyone receives beside slices.", shown="0")
+@_whole("--popular", "Private retrieval asks a table of this many popular keys.", shown="none")
+@option(
+    "--popular-share",
+    type=_SHARE,
+    show_default="1",
+    help="With --popular: share of a client's keys that this table is asked for; the whole table "
+    "is asked for the rest.",
+)
+@option(
+    "--zipf",
+    type=NumberRange(0, 10),
+    show_default="1",
+    help="With --popular: exponent of the law of popularity.",
+)
 @option(
     "--trust",
     type=click.Choice(get_args(Trust)),
@@ -289,6 +230,9 @@ def plan(
     cohort: int,
     distinct: int | None,
     broadcast_bytes: int | None,
+    popular: int | None,
+    popular_share: float | None,
+    zipf: float | None,
     trust: Trust | None,
     aggregation: tuple[str, ...],
     delivery: str | None,
@@ -309,6 +253,7 @@ def plan(
     which of their resources runs out first; docs/deploy.md works from that.
     """
     from keyhole.delivery.clear import Broadcast
+    from keyhole.planner.popular import Zipf
     from keyhole.planner.prices import best, check_worth, price_all, price_of
 
     if force and delivery is None:
@@ -316,6 +261,15 @@ def plan(
     own = [aggregation_named(name) for name in aggregation]
     counts = num_keys, keys_per_client, slice_bytes, cohort, distinct
     need = Workload(*counts, broadcast_bytes=broadcast_bytes or 0)
+    if popular is None:
+        refuse(
+            {"popular_share": popular_share, "zipf": zipf is not None},
+            ("popular_share", "zipf"),
+            "goes with --popular",
+        )
+    else:
+        slots = max(1, min(keys_per_client, round((popular_share or 1) * keys_per_client)))
+        need = replace(need, popular=(popular, slots))
     fleet, machine = _fleet_of(servers), Speeds()
     if calibrate:
         from keyhole.planner.speeds import calibrate as measure
@@ -325,13 +279,17 @@ def plan(
     if delivery is not None and ":" in delivery:  # your own
         prices = (*prices, price_of(delivery, need, machine))
     chosen = {asked: best(prices, need, asked) for asked in ([trust] if trust else TRUSTS)}
+    law = None if popular is None else Zipf(need, 1.0 if zipf is None else zipf)
     if as_json:
         counted = {} if fleet is None else _fleet_as_json(need, fleet, prices, own)
+        counted |= {} if law is None else {"zipf": law.exponent, "dropped": law.dropped}
         click.echo(json.dumps(_as_json(need, machine, prices, chosen) | counted, indent=2))
     elif fleet is not None:
         _show_fleet(need, fleet, prices, own)
     else:
         _show(need, prices, chosen)
+    if law is not None and not as_json:
+        _show_popular(law, prices, price_all(replace(need, popular=None), machine))
     if delivery is not None and not force:
         check_worth(price_of(delivery, need, machine), Broadcast().price(need, machine))
 
@@ -357,6 +315,29 @@ def _show(need: Workload, prices: Sequence[Price], chosen: Mapping[Trust, Price]
     click.echo(_write_proofs(need, prices))
     if beyond := set(delivery_names()) - {price.name for price in prices}:
         click.echo(f"beyond the limits of its messages: {', '.join(sorted(beyond))}")
+
+
+def _show_popular(law: Zipf, prices: Sequence[Price], before: Sequence[Price]) -> None:
+    """Prints what popular keys change, and what that costs."""
+    popular = law.load.popular
+    assert popular is not None
+    count, slots = (write_count(each) for each in popular)
+    title = (
+        f"{slots} of {write_count(law.load.keys_per_client)} keys are asked of {count} popular "
+        f"ones\nZipf's law with exponent {law.exponent:g}: a client does without "
+        f"{100 * law.dropped:.2g}% of its keys"
+    )
+    table = _numbers(title, "bytes", "before", "server CPU", "before", "memory", "before")
+    was = {price.name: price for price in before}
+    for price in prices:
+        if price.about.has_popular and (old := was.get(price.name)) is not None:
+            cells = (
+                *(write_bytes(each.bytes_total) for each in (price, old)),
+                *(_write_split(each.seconds_by) for each in (price, old)),
+                *(write_bytes(each.server_memory) for each in (price, old)),
+            )
+            table.add_row(price.name, *cells)
+    Console().print(table)
 
 
 def _write_proofs(need: Workload, prices: Sequence[Price]) -> str:

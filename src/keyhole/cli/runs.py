@@ -12,6 +12,7 @@ import click
 from keyhole.cli.options import option
 from keyhole.cli.screen import import_shown
 from keyhole.delivery import all_deliveries
+from keyhole.delivery.popular import popular_settings
 from keyhole.delivery.records import CodingKind
 from keyhole.experiments.specs import SYNTHETIC
 from keyhole.files import kept_secret
@@ -56,6 +57,7 @@ def run_settings(experiment: Experiment, draws: Draws, number: int) -> dict[str,
         "nonce": draws.nonce(number),
         "keys_per_client": experiment.keys_per_client,
         "shared_keys": spec.shared_keys,
+        **popular_settings(experiment.popular),
         "spec": spec.for_devices(),
     }
 

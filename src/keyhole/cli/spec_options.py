@@ -44,6 +44,7 @@ _GROUP_OF = {
     "client.negatives": KEYS,
     "cohort.seconds": PLACE,
     "delivery": DELIVERY,
+    "popular": DELIVERY,
     "server": AGGREGATION,
     "aggregation": AGGREGATION,
     "mean_over": AGGREGATION,
@@ -145,6 +146,30 @@ def _plain(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
+class _NamedWords(click.ParamType[dict[str, str]]):
+    """Names with a text each, such as word=2000,tag=0-9+12; @FILE stands for the lines of a file,
+    put together with plus signs."""
+
+    name = "NAME=KEYS,..."
+
+    def convert(self, value: Any, param: Any, context: Any) -> dict[str, str]:
+        """Returns the texts by name; fails where something is none, or a file cannot be read."""
+        if isinstance(value, Mapping):
+            return dict(value)
+        pairs = [text.partition("=") for text in value.split(",")]
+        if not all(name and words for name, _, words in pairs):
+            self.fail(f"{value!r} is not NAME=KEYS, or several with commas between", param)
+        return {name: self._text(words, param) for name, _, words in pairs}
+
+    def _text(self, words: str, param: Any) -> str:
+        if not words.startswith("@"):
+            return words
+        try:
+            return "+".join(Path(words[1:]).read_text("utf-8").split())
+        except (OSError, UnicodeDecodeError) as error:
+            self.fail(f"{words[1:]} cannot be read: {error}", param)
+
+
 class _NamedNumbers(click.ParamType[dict[str, float]]):
     """Names with a number each, such as loss=10,error=1."""
 
@@ -170,7 +195,7 @@ def _type_of(field: SpecField) -> Any:
     if field.type in (str, Ref):
         return str
     if get_origin(field.type) is dict:
-        return _NamedNumbers()
+        return _NamedWords() if get_args(field.type)[1] is str else _NamedNumbers()
     if not (bounds := field.bounds):
         return field.type
     low: Any = bounds.get("ge", bounds.get("gt"))

@@ -115,7 +115,7 @@ def _row(spec: RunSpec) -> tuple[str, ...]:
     *("--max-examples", "--min-examples"),
 )
 @keys_options
-@spec_options("--negatives", "--delivery")
+@spec_options("--negatives", "--delivery", "--popular", "--popular-share")
 @in_group(
     DELIVERY, "--force", is_flag=True, help="Take a private delivery even if broadcast is cheaper."
 )

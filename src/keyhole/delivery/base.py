@@ -22,6 +22,7 @@ from keyhole.about import About, Leak
 from keyhole.arrays import KeyArray, Tree
 from keyhole.crypto.merkle import Tree as HashTree
 from keyhole.delivery.paths import Top, fill_rows, path_bytes, tree_of
+from keyhole.delivery.popular import PopularKeys
 from keyhole.errors import InputError
 from keyhole.parts import PartKind
 from keyhole.pricing import Speeds, Workload
@@ -61,6 +62,8 @@ class DeliveryAbout(About):
         is_bound: whether what a device receives is bound to a root in the manifest, so that all
             devices of a round get the same model.
         wire_name: the word that stands for it in paths of a service; `name` where it is empty.
+        has_popular: whether a share of a query's keys can be asked of a table of popular ones: then
+            it has a field `popular`, and follows `PrivateTable.popular` (`delivery.popular`).
     """
 
     basis: Basis = "nothing"
@@ -68,6 +71,7 @@ class DeliveryAbout(About):
     connects_to: tuple[str, ...] = ()
     is_bound: bool = True
     wire_name: str = ""
+    has_popular: bool = False
 
     @property
     def path_name(self) -> str:
@@ -329,6 +333,7 @@ class PrivateTable:
         records: (K, record_bytes) uint8, all of them.
         tree: over the records.
         max_keys: m, to which every query is padded; public.
+        popular: keys that a small table holds, of which a share of every query is asked; public.
     """
 
     id: str
@@ -336,11 +341,18 @@ class PrivateTable:
     records: NDArray[np.uint8]
     tree: HashTree
     max_keys: int
+    popular: PopularKeys | None = None
 
     @staticmethod
-    def of(id: str, model: bytes, records: NDArray[np.uint8], max_keys: int) -> PrivateTable:
+    def of(
+        id: str,
+        model: bytes,
+        records: NDArray[np.uint8],
+        max_keys: int,
+        popular: PopularKeys | None = None,
+    ) -> PrivateTable:
         """Returns a table with the tree of its records."""
-        return PrivateTable(id, model, records, tree_of(records), max_keys)
+        return PrivateTable(id, model, records, tree_of(records), max_keys, popular)
 
     @property
     def name(self) -> bytes:
@@ -368,7 +380,7 @@ class PrivateTable:
         """What everybody may know."""
         limit = min(self.max_keys, self.num_keys)
         numbers = self.num_keys, self.row_bytes, limit
-        return PublicTable(self.name, self.model, self.tree.root, *numbers)
+        return PublicTable(self.name, self.model, self.tree.root, *numbers, self.popular)
 
 
 _MAX = 1 << 40  # of keys, and of bytes of a row: beyond what anybody can scan
@@ -384,6 +396,7 @@ class PublicTable:
         root: 32 bytes, of the tree over all records.
         row_bytes: of a record and its path.
         max_keys: m, to which every query is padded.
+        popular: keys that a small table holds beside it, where there is one.
     """
 
     name: bytes
@@ -392,6 +405,7 @@ class PublicTable:
     num_keys: int
     row_bytes: int
     max_keys: int
+    popular: PopularKeys | None = None
 
     def __post_init__(self) -> None:
         names = len(self.name), len(self.model), len(self.root)
@@ -404,6 +418,8 @@ class PublicTable:
                 "more keys per query than there are, and names of 16, 32 and 32 bytes; check "
                 "num_keys, row_bytes and max_keys"
             )
+        if self.popular is not None:
+            self.popular.check(self.num_keys, self.max_keys)
 
 
 @dataclass(frozen=True)

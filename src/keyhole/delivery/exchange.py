@@ -36,6 +36,7 @@ from keyhole.delivery.base import (
     SelectServer,
 )
 from keyhole.delivery.paths import Top, top_of
+from keyhole.delivery.popular import NO_POPULAR, PopularShares, popular_of_part
 from keyhole.delivery.records import (
     PLAIN,
     Coding,
@@ -215,6 +216,7 @@ def deliver_privately(
     keys_per_client: Mapping[str, int],
     coding: Coding,
     leaks: Mapping[str, Leak],
+    popular: PopularShares = NO_POPULAR,
 ) -> Delivered:
     """Delivers one round of pre-generated slices by private retrieval.
 
@@ -233,7 +235,8 @@ def deliver_privately(
         wanted = {c: part.keys_of(z).array for c, z in demand.items()}
         # A part of which clients take every key, or none, has nothing to hide.
         if 0 < limit[place] < part.space.num_keys:
-            table = PrivateTable.of(f"{state.steps}-{place:064x}", model, rows, limit[place])
+            name, few = f"{state.steps}-{place:064x}", popular_of_part(popular, part, limit[place])
+            table = PrivateTable.of(name, model, rows, limit[place], few)
             got = _retrieve_checked(retrieve_from, table, wanted, tally)
         else:
             got = _send_all(rows, limit[place], wanted, tally)
@@ -270,6 +273,7 @@ def deliver_by_queries(
     state: ServerState,
     keys: Demand,
     coding: Coding = PLAIN,
+    popular: PopularShares = NO_POPULAR,
 ) -> Delivered:
     """Delivers one round by private queries, with all servers and clients in this process: the
     `deliver` of every `QueryDelivery`."""
@@ -288,8 +292,8 @@ def deliver_by_queries(
             found |= zip(some, got, strict=True)
         return found
 
-    leaks = delivery.about.leaks
-    return deliver_privately(retrieve_from, state, keys, keys_per_client, coding, leaks)
+    about = delivery.about.leaks, popular
+    return deliver_privately(retrieve_from, state, keys, keys_per_client, coding, *about)
 
 
 def _groups(clients: Sequence[int], lengths: Lengths) -> Iterator[Sequence[int]]:

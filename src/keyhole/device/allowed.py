@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import inf
 
 from keyhole.delivery.base import Delivery
+from keyhole.delivery.popular import shares_of_round
 from keyhole.device.device import Assignment, Device, DeviceKeys
 from keyhole.device.fetch import KnownRound, Submodel
 from keyhole.device.take_part import DeviceSettings, Fetch
@@ -59,7 +60,8 @@ class AllowedFetch:
 
         counts = DeviceSettings.of(known).keys_per_client
         needed = known.layout.client_bytes(**counts)
-        needed += sum(max_bytes(delivery, known.layout, counts))
+        popular = shares_of_round(known.manifest.settings)
+        needed += sum(max_bytes(delivery, known.layout, counts, popular=popular))
         if needed > self.max_bytes:
             raise ViolationError(
                 f"the round could take more bytes than this device gives: got {needed:,}; expected "

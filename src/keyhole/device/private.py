@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
@@ -33,6 +33,7 @@ from keyhole.arrays import KeyArray
 from keyhole.delivery.base import PublicTable, QueryDelivery, Retrieved, SelectClient
 from keyhole.delivery.exchange import Retrieval, Unanswered, keep_retrieved, retrieve
 from keyhole.delivery.paths import Top, path_bytes, top_bytes
+from keyhole.delivery.popular import shares_of_round
 from keyhole.device.admission import redeem, signed_tokens
 from keyhole.device.device import Assignment, Device, DeviceKeys
 from keyhole.device.fetch import FetchTraffic, KnownRound, Submodel, not_padded
@@ -47,10 +48,11 @@ from keyhole.errors import (
 from keyhole.primitives.layout import KeysBySpace
 from keyhole.wire.assignment import NO_ROUND, Wait
 from keyhole.wire.http import OCTETS, Received
-from keyhole.wire.manifest import digest_of
+from keyhole.wire.manifest import TableInfo, digest_of
 from keyhole.wire.private import (
     SERVER_HEADER,
     name_table,
+    popular_of_table,
     queries_at,
     query_path,
     root_of_table,
@@ -58,7 +60,7 @@ from keyhole.wire.private import (
 )
 from keyhole.wire.sockets import refuse_longer
 
-_MAX_PARAMS = 1024  # bytes
+_MAX_PARAMS = 1024  # bytes, without popular keys
 
 _Given = TypeVar("_Given")
 _Result = TypeVar("_Result")
@@ -109,14 +111,15 @@ class ServerLinks:
     pool: Executor
     traffic: FetchTraffic
 
-    def params(self, path: str, delivery: QueryDelivery) -> bytes:
-        """Returns the params of a table, which all servers must state alike.
+    def params(self, path: str, delivery: QueryDelivery, limit: int) -> bytes:
+        """Returns the params of a table, of at most `limit` bytes, which all servers must state
+        alike.
 
         Raises:
             ServiceError: a server is not the one it is taken for. Both halves of a query at one
                 server would show it all keys. Or it is set up otherwise than the first.
         """
-        found = self.at_once(partial(_params, path), range(len(self.each)))
+        found = self.at_once(partial(_params, path, limit), range(len(self.each)))
         self.traffic.requests += len(found)
         self.traffic.bytes_down += sum(map(len, found))
         padded = [delivery.read_params(params).max_keys for params in found]
@@ -139,10 +142,17 @@ class ServerLinks:
         return [each.result() for each in started]
 
 
-def _params(path: str, link: ServerLink, server: int) -> bytes:
+def _longest_params(known: KnownRound, info: TableInfo) -> int:
+    """The max bytes of the params of a table. They say popular keys as the round does, in ranges of
+    16 bytes where it takes two characters or more."""
+    words = [words for words, _ in shares_of_round(known.manifest.settings).values()]
+    return _MAX_PARAMS + 8 * sum(map(len, words if info.factors else []))
+
+
+def _params(path: str, limit: int, link: ServerLink, server: int) -> bytes:
     """The params of a table as one server states them."""
     try:
-        got = link.get(path, _MAX_PARAMS)
+        got = link.get(path, limit)
     except NotFoundError as error:
         if server == 0:
             raise
@@ -347,11 +357,13 @@ class QueryFetch:
         limit = known.max_keys(place, self.max_keys)
         if limit is None and not self.others:
             raise not_padded(info.name, "keys queries of")
-        params = links.params(query_path(known.id, place, self.delivery), self.delivery)
+        path = query_path(known.id, place, self.delivery)
+        params = links.params(path, self.delivery, _longest_params(known, info))
         public = self.delivery.read_params(params)
         row_bytes = info.record_bytes + path_bytes(info.num_keys)
         about = name_table(known.id, place), digest_of(known.id), root_of_table(info) or public.root
-        if public != PublicTable(*about, info.num_keys, row_bytes, public.max_keys):
+        numbers = info.num_keys, row_bytes, public.max_keys
+        if replace(public, popular=None) != PublicTable(*about, *numbers):
             raise StaleError(
                 "the params of private retrieval are not those of the round: got "
                 f"{public.num_keys} rows of {public.row_bytes} bytes, or another round; "
@@ -363,6 +375,11 @@ class QueryFetch:
                 f"queries of table {info.name!r} are to be padded to another number of keys: got "
                 f"{public.max_keys} keys; expected {limit} keys, as the round says or the device "
                 "was told; check --pir-keys at the servers, and max_keys on the device"
+            )
+        if public.popular != popular_of_table(self.delivery, known.manifest, info, numbers[-1]):
+            raise StaleError(
+                f"popular keys of table {info.name!r} are not those of the round: got others; "
+                "expected those that the manifest says; check the URLs of the servers"
             )
         return params, public
 

@@ -25,6 +25,7 @@ from keyhole.data.federated import Dataset
 from keyhole.delivery import delivery_named
 from keyhole.delivery.base import DELIVERY, Delivery
 from keyhole.delivery.clear import Broadcast, OnDemand
+from keyhole.delivery.popular import PopularShares, with_popular
 from keyhole.errors import InputError
 from keyhole.experiments import task_named
 from keyhole.experiments.measuring import Measuring
@@ -317,7 +318,14 @@ class Experiment:
         ref = self.spec.delivery
         if ref is not None:
             found = self._own("delivery") if ref.is_own else delivery_named(ref.name)
-        return found.for_run(self.keys_per_client, allow_simulation=self.allow_simulation)
+        told = found.for_run(self.keys_per_client, allow_simulation=self.allow_simulation)
+        return with_popular(told, self.popular, self.task.model.layout, self.keys_per_client)
+
+    @property
+    def popular(self) -> PopularShares:
+        """Popular keys, of which private queries ask a table of their own."""
+        told = self.spec.popular
+        return {space: (words, told.share) for space, words in told.keys.items()}
 
     def check(self) -> None:
         """Raises InputError where the record does not fit the dataset, before any work is done."""

@@ -16,6 +16,7 @@ from typing import Literal, TypeAlias
 
 from keyhole.delivery import all_deliveries, delivery_named
 from keyhole.delivery.base import Basis, Delivery, Price
+from keyhole.delivery.popular import NO_POPULAR, PopularShares, popular_of_part, shares_of
 from keyhole.delivery.records import PLAIN, Coding, records_of
 from keyhole.errors import CostlyError, InputError
 from keyhole.parts import PartKind
@@ -175,22 +176,34 @@ def check_model_worth(
 ) -> None:
     """Raises CostlyError for a private delivery that sends more than the whole model would be;
     `coding` is that of the cut parts."""
-    sent = sum(max_bytes(delivery, layout, keys_per_client, coding))
+    sent = sum(max_bytes(delivery, layout, keys_per_client, coding, shares_of(delivery)))
     tables = zip(layout.parts, records_of(layout, coding), strict=True)
     whole = sum(part.space.num_keys * records.record_bytes for part, records in tables)
     _refuse_dearer(delivery.about.name, delivery.about.is_private, sent, whole)
 
 
 def max_bytes(
-    delivery: Delivery, layout: Layout, keys_per_client: Mapping[str, int], coding: Coding = PLAIN
+    delivery: Delivery,
+    layout: Layout,
+    keys_per_client: Mapping[str, int],
+    coding: Coding = PLAIN,
+    popular: PopularShares = NO_POPULAR,
 ) -> tuple[int, int]:
     """Returns what a client that takes as many keys as it may receives and sends while slices are
     delivered, in bytes. It follows from public numbers; private deliveries pad everyone to it."""
     down = up = 0
+    shares = popular if delivery.about.has_popular else NO_POPULAR
     limit = max_keys_of(layout, keys_per_client)
     for part, records, m in zip(layout.parts, records_of(layout, coding), limit, strict=True):
         if 0 < m < part.space.num_keys:
-            load = Workload(part.space.num_keys, m, records.record_bytes, cohort=1)
+            few = popular_of_part(shares, part, m)
+            load = Workload(
+                part.space.num_keys,
+                m,
+                records.record_bytes,
+                cohort=1,
+                popular=None if few is None else (few.count, few.slots),
+            )
             price = delivery.price(load, Speeds())
             down, up = down + price.bytes_down, up + price.bytes_up
         elif m:

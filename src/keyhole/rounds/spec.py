@@ -27,7 +27,7 @@ from keyhole.rounds.fields import CountOrNone as _CountOrNone
 from keyhole.rounds.fields import NotNegative as _NotNegative
 from keyhole.rounds.fields import Positive as _Positive
 from keyhole.rounds.fields import said as _said
-from keyhole.rounds.sum_spec import AggregationSpec, AsyncSpec, PrivacySpec
+from keyhole.rounds.sum_spec import AggregationSpec, AsyncSpec, PopularSpec, PrivacySpec
 from keyhole.sampling import Cohorts, check_count
 
 if TYPE_CHECKING:
@@ -179,6 +179,7 @@ class RunSpec(Record, frozen=True, kw_only=True):
             "--delivery",
         ),
     ] = None
+    popular: PopularSpec = PopularSpec()
     aggregation: AggregationSpec = AggregationSpec()
     mean_over: Annotated[
         MeanOver,

@@ -1,5 +1,5 @@
-"""AggregationSpec, PrivacySpec and AsyncSpec: when and how updates are added up, and what is
-promised; parts of `RunSpec`.
+"""PopularSpec, AggregationSpec, PrivacySpec and AsyncSpec: what private queries ask for, when and
+how updates are added up, and what is promised; parts of `RunSpec`.
 
 This module imports neither JAX nor Numba: a command reads its options before it loads either.
 """
@@ -13,6 +13,29 @@ from msgspec import Meta
 from keyhole.identity import Ref
 from keyhole.primitives.report import METRIC_NAME
 from keyhole.rounds.fields import Count, CountOrNone, NotNegative, Positive, Record, said
+
+
+class PopularSpec(Record, frozen=True, kw_only=True):
+    """Popular keys, of which private queries ask a table of their own."""
+
+    keys: Annotated[
+        dict[str, str],
+        said(
+            "Private retrieval: popular keys, of which a small table holds the slices: SPACE=N for "
+            "the first N, SPACE=0-99+250 for some, SPACE=@FILE for those in a file. Other keys of "
+            "a client are dropped and counted, but for the rest of --popular-share. Everybody sees "
+            "which keys are popular: name them from public counts.",
+            "--popular",
+        ),
+    ] = {}  # noqa: RUF012 - msgspec copies it
+    share: Annotated[
+        Annotated[float, Meta(gt=0, le=1)],
+        said(
+            "With --popular: share of a client's keys that the small table is asked for; the whole "
+            "table is asked for the rest, and for nothing where it is 1.",
+            "--popular-share",
+        ),
+    ] = 1.0
 
 
 class AggregationSpec(Record, frozen=True, kw_only=True):

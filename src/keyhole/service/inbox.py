@@ -10,6 +10,7 @@ from typing import Protocol
 from keyhole.aggregation.base import ClientResult, SumResult, about_of
 from keyhole.delivery.base import Cost, Delivery
 from keyhole.delivery.clear import Pregenerated
+from keyhole.delivery.popular import popular_settings, shares_of
 from keyhole.delivery.records import Coding, Demand
 from keyhole.errors import InputError, KeyholeError
 from keyhole.keys.choice import KeyUsers
@@ -322,7 +323,8 @@ def with_maxima(
 ) -> list[ClientResult]:
     """Returns results of a round whose trainer is not told which slices a device fetched, or how:
     those that answered have the public lengths of that."""
-    down, up = max_bytes(fetched, layout, parts.keys_per_client, coding)
+    popular = shares_of(parts.delivery)
+    down, up = max_bytes(fetched, layout, parts.keys_per_client, coding, popular)
     size = layout.client_size(**parts.keys_per_client)
     return [
         replace(each, bytes_down=down, bytes_up=up, size=each.size or size)
@@ -343,5 +345,6 @@ def round_settings(t: int, parts: RunParts, users: KeyUsers | None = None) -> di
         "shared_keys": parts.shared_keys,
         **bound_settings(parts.bound),
         **facts_settings(parts.norms, users),
+        **popular_settings(shares_of(parts.delivery)),
         **told,
     }

@@ -24,6 +24,7 @@ from keyhole.crypto.merkle import Tree
 from keyhole.delivery import all_deliveries
 from keyhole.delivery.base import Lengths, PrivateTable, PublicTable, SelectServer
 from keyhole.delivery.paths import path_bytes, top_of
+from keyhole.delivery.popular import held_bytes
 from keyhole.delivery.records import RecordArray
 from keyhole.errors import (
     BusyError,
@@ -46,6 +47,7 @@ from keyhole.wire.private import (
     SERVER_HEADER,
     QuerySettings,
     max_keys_of_table,
+    popular_of_table,
     table_id,
     top_path,
 )
@@ -128,7 +130,9 @@ class PrivateTables:
                 info = _checked(table.info)
                 limit = max_keys_of_table(settings, held.manifest, info)
                 row_bytes = info.record_bytes + path_bytes(info.num_keys)
-                sizes[at] = settings.role.delivery.held_bytes(info.num_keys, row_bytes, limit)
+                delivery = settings.role.delivery
+                popular = popular_of_table(delivery, held.manifest, info, limit)
+                sizes[at] = held_bytes(delivery, info.num_keys, row_bytes, limit, popular)
         if sum(sizes.values()) > settings.max_bytes:
             raise NotFoundError(
                 "the round is too large to be retrieved from in private: got "
@@ -164,7 +168,9 @@ class PrivateTables:
             def open_it() -> ServedTable:
                 records = _read_segments(table) if on_demand is None else on_demand
                 name, model = table_id(round_id, place), digest_of(round_id)
-                made = PrivateTable.of(name, model, records, max_keys)
+                role = self._settings.role
+                popular = popular_of_table(role.delivery, held.manifest, table.info, max_keys)
+                made = PrivateTable.of(name, model, records, max_keys, popular)
                 _check_root(table.info, made.tree)
                 return self._open(made)
 

@@ -22,6 +22,7 @@ from keyhole.crypto.prg import Prg
 from keyhole.delivery import all_deliveries, delivery_named
 from keyhole.delivery.base import QueryDelivery, name_of_round, served_by_queries
 from keyhole.delivery.paths import path_bytes
+from keyhole.delivery.popular import PopularKeys, popular_of, shares_of_round
 from keyhole.errors import InputError, MalformedError, NotFoundError
 from keyhole.wire.manifest import Manifest, TableInfo, keys_of_round
 
@@ -118,6 +119,17 @@ def max_keys_of_table(settings: QuerySettings, manifest: Manifest, table: TableI
             "the settings of the round; publish it with them, or serve with --pir-keys"
         )
     return min(told, table.num_keys)
+
+
+def popular_of_table(
+    delivery: QueryDelivery, manifest: Manifest, table: TableInfo, max_keys: int
+) -> PopularKeys | None:
+    """Returns the popular keys of a table, of which a delivery asks a table of their own: public,
+    and the same for all devices."""
+    if not delivery.about.has_popular:
+        return None
+    shares = shares_of_round(manifest.settings)
+    return popular_of(shares, table.factors or (), table.num_keys, max_keys)
 
 
 def table_id(round_id: str, place: int | str) -> str:

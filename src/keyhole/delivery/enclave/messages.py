@@ -190,7 +190,7 @@ class EnclaveParams:
     @staticmethod
     def of(table: PublicTable) -> EnclaveParams:
         """Returns the params of a table."""
-        return EnclaveParams(*astuple(table))
+        return EnclaveParams(*astuple(table)[:6])
 
     @cached_property
     def shape(self) -> BatchShape:

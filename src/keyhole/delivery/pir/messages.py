@@ -212,7 +212,7 @@ class PirServer:
     ) -> None:
         self.params, self.hint = params.encode(), hint
         self._facts, self._place, self._scan = params, place, scan
-        self._body_bytes = query_bytes - FRAME_BYTES
+        self.query_bytes, self._body_bytes = query_bytes, query_bytes - FRAME_BYTES
         self._answered = AnsweredQueries(max_queries)
 
     def check(self, query: bytes) -> None:
@@ -268,22 +268,35 @@ class PirQuery:
         """Keys are private: printing shows what everybody sees."""
         return f"PirQuery(max_keys={self._params.max_keys}, servers={len(self._checks)})"
 
+    @property
+    def reply_bytes(self) -> int:
+        """The number of bytes of every reply."""
+        return REPLY_BYTES + self._rows_bytes
+
     def messages(self) -> tuple[bytes, ...]:
         """Implements `Query.messages`."""
         return self._messages.take()
 
     def decode(self, replies: Sequence[bytes]) -> Retrieved:
         """Implements `Query.decode`."""
+        return self.open(self.read(replies))
+
+    def read(self, replies: Sequence[bytes | memoryview]) -> list[memoryview]:
+        """Returns the rows of replies to this query; fails for what their senders know alone, and
+        uses nothing up."""
         self._wanted.peek()
         if len(replies) != len(self._checks):
             raise MalformedError(
                 f"replies of another number of servers: got {len(replies)} replies; expected "
                 f"{len(self._checks)}, in the order of the messages; wait for all servers"
             )
-        rows = [
+        return [
             unseal_reply(reply, check, self._params, server, self._rows_bytes)
             for server, (reply, check) in enumerate(zip(replies, self._checks, strict=True))
         ]
+
+    def open(self, rows: Sequence[memoryview]) -> Retrieved:
+        """Returns what was asked for, of the rows that `read` returned."""
         wanted = self._wanted.take()
         found, is_found = wanted.open(rows)[wanted.slots], wanted.slots >= 0
         found[~is_found] = 0

@@ -47,6 +47,9 @@ from keyhole.delivery.base import (
     Price,
     PrivateTable,
     PublicTable,
+    Retrieved,
+    SelectClient,
+    SelectServer,
 )
 from keyhole.delivery.exchange import deliver_by_queries
 from keyhole.delivery.paths import top_bytes
@@ -69,7 +72,9 @@ from keyhole.delivery.pir.messages import (
     Wanted,
     seal,
 )
+from keyhole.delivery.pir.popular import client_of, lengths_of_all, servers_of_all
 from keyhole.delivery.pir.shape import HINT_HEAD_BYTES, TOGETHER, RingShape
+from keyhole.delivery.popular import PopularKeys, PopularShares
 from keyhole.delivery.records import PLAIN, Coding, Demand
 from keyhole.errors import MalformedError, StaleError
 from keyhole.pricing import Speeds, Workload
@@ -92,6 +97,7 @@ _ABOUT = DeliveryAbout(
     basis="cryptography",
     route="queries",
     wire_name=_SCHEME,
+    has_popular=True,
 )
 
 MAX_MEMORY = 4 << 30
@@ -131,7 +137,10 @@ class OneServerClient:
     def query(self, keys: KeyArray, prg: Prg | None = None) -> PirQuery:
         """Makes a query for keys; see `SelectClient`. The rest of `max_keys` are random ones."""
         wanted, places = distinct_keys(keys, self.params.num_keys, self.params.max_keys)
-        prg = Prg.fresh() if prg is None else prg
+        return self.ask(wanted, places, Prg.fresh() if prg is None else prg)
+
+    def ask(self, wanted: KeyArray, places: NDArray[np.int64], prg: Prg) -> PirQuery:
+        """Implements `TableClient.ask`."""
         body, opening = encrypt(self._filled(wanted, prg), self._shape, self._seed, prg)
         is_placed = opening.buckets[:, 0] >= 0
 
@@ -154,6 +163,11 @@ class OneServerClient:
         return found
 
 
+def params_of(database: Database) -> PirParams:
+    """Returns the params of a table."""
+    return PirParams.of(_SCHEME, database.public, database.single)
+
+
 def encode(
     database: Database, before: EncodedTable | None = None, max_memory: int = MAX_MEMORY
 ) -> EncodedTable:
@@ -165,7 +179,7 @@ def encode(
     """
     from keyhole.delivery.pir.encoded import EncodedTable  # for servers: it needs numba
 
-    shape = RingShape.of(PirParams.of(_SCHEME, database.public))
+    shape = RingShape.of(params_of(database))
     folder = tempfile.gettempdir() if shape.encoded_bytes > max_memory else None
     return EncodedTable.encode(database.rows, shape, before, folder)
 
@@ -176,13 +190,19 @@ def server_of(
     """Returns the server of a table, with its hint; `table` is what `encode` returned for it."""
     from keyhole.delivery.pir.answers import answer  # for servers: it needs numba
 
-    params, made = PirParams.of(_SCHEME, database.public), table or encode(database)
+    params, made = params_of(database), table or encode(database)
 
     def scan(bodies: Sequence[memoryview]) -> Iterable[bytes]:
         return answer(made, bodies)
 
     length = made.shape.query_bytes
     return PirServer(params, _SERVER, length, scan, max_queries, hint_of(made, params))
+
+
+def _lengths(params: PirParams) -> Lengths:
+    """Of the messages of one table."""
+    shape = RingShape.of(params)
+    return Lengths(shape.query_bytes, shape.reply_bytes, shape.hint_bytes)
 
 
 def _read_hint(hint: bytes, params: PirParams, shape: RingShape) -> RingHint:
@@ -210,12 +230,14 @@ class OneServerPir:
         max_queries: that the server of a table answers and remembers; see `AnsweredQueries`.
         max_memory: bytes that an encoded table takes in memory; a larger one lies in files, and is
             read once for eight queries.
+        popular: key space -> its popular keys, and the share of a query that is asked of them.
     """
 
     keys_per_client: Mapping[str, int] = field(default_factory=dict)
     coding: Coding = PLAIN
     max_queries: int = MAX_QUERIES
     max_memory: int = MAX_MEMORY
+    popular: PopularShares = field(default_factory=dict)
     _served: WeakValueDictionary[RingShape, EncodedTable] = field(
         default_factory=WeakValueDictionary, init=False, repr=False, compare=False
     )
@@ -227,18 +249,21 @@ class OneServerPir:
         """Implements `Delivery.for_run`."""
         return replace(self, keys_per_client=keys_per_client)
 
-    def open(self, table: PrivateTable) -> tuple[PirServer, ...]:
+    def open(self, table: PrivateTable) -> tuple[SelectServer, ...]:
         """Implements `QueryDelivery.open`. Of a table of the same shape that is still served,
         parts without a changed row are taken over."""
-        database = Database.of(table)
-        shape = RingShape.of(PirParams.of(_SCHEME, database.public))
+        each = [[self._open(database)] for database in Database.all_of(table, _SCHEME)]
+        return servers_of_all(PirParams.of(_SCHEME, table.public), each)
+
+    def _open(self, database: Database) -> PirServer:
+        shape = RingShape.of(params_of(database))
         made = encode(database, self._served.get(shape), self.max_memory)
         self._served[shape] = made
-        return (server_of(database, self.max_queries, made),)
+        return server_of(database, self.max_queries, made)
 
-    def client(self, params: bytes, hint: bytes = b"") -> OneServerClient:
+    def client(self, params: bytes, hint: bytes = b"") -> SelectClient[KeyArray, Retrieved]:
         """Implements `QueryDelivery.client`."""
-        return OneServerClient(PirParams.decode(params), hint)
+        return client_of(PirParams.decode(params), hint, OneServerClient, _lengths)
 
     def read_params(self, params: bytes) -> PublicTable:
         """Implements `QueryDelivery.read_params`."""
@@ -246,14 +271,19 @@ class OneServerPir:
 
     def lengths(self, params: bytes) -> Lengths:
         """Implements `QueryDelivery.lengths`."""
-        shape = RingShape.of(PirParams.decode(params))
-        return Lengths(shape.query_bytes, shape.reply_bytes, shape.hint_bytes)
+        return lengths_of_all(PirParams.decode(params), _lengths)
 
-    def held_bytes(self, num_keys: int, row_bytes: int, max_keys: int) -> int:
+    def held_bytes(
+        self, num_keys: int, row_bytes: int, max_keys: int, popular: PopularKeys | None = None
+    ) -> int:
         """Implements `QueryDelivery.held_bytes`: rows, the hint, and the encoded table, or of one
         in files what is read at a time."""
-        shape = RingShape.of(numbers_only(_SCHEME, num_keys, row_bytes, max_keys))
-        return rows_bytes(num_keys, row_bytes) + shape.hint_bytes + self._encoded_bytes(shape)
+        return self._held_bytes(numbers_only(_SCHEME, num_keys, row_bytes, max_keys, popular))
+
+    def _held_bytes(self, params: PirParams) -> int:
+        shapes = [RingShape.of(each) for each in params.tables]
+        held = [rows_bytes(s.num_keys, s.row_bytes) + s.hint_bytes for s in shapes]
+        return sum(held) + sum(self._encoded_bytes(shape) for shape in shapes)
 
     def _encoded_bytes(self, shape: RingShape) -> int:
         in_files = shape.encoded_bytes > self.max_memory
@@ -262,31 +292,38 @@ class OneServerPir:
     def price(self, load: Workload, speeds: Speeds) -> Price:
         """Prices the messages, the hint and the top; params, HTTP and TLS are not counted."""
         params = params_of_load(_SCHEME, load)
-        shape = RingShape.of(params)
-        seconds = speeds.ring_seconds(shape.products, load.cohort)
-        seconds += load.cohort * shape.reply_numbers / speeds.ring_numbers
-        seconds += load.cohort * shape.question_numbers / speeds.ring_numbers
-        building = shape.encoded_bytes / speeds.ring_encode + binding_seconds(load, speeds)
+        shapes = [RingShape.of(each) for each in params.tables]
+        work = [self._work(shape, load.cohort, speeds) for shape in shapes]
+        answering, building, client = (sum(parts) for parts in zip(*work, strict=True))
+        down = sum(shape.hint_bytes + shape.reply_bytes for shape in shapes)
+        return Price(
+            self.about,
+            down + top_bytes(load.num_keys) + load.broadcast_bytes,
+            sum(shape.query_bytes for shape in shapes),
+            {_ONLY: answering},
+            client,
+            self._held_bytes(params),
+            load.num_keys,
+            {_ONLY: building + binding_seconds(load, speeds)},
+            requests=4,
+        )
+
+    def _work(self, shape: RingShape, cohort: int, speeds: Speeds) -> tuple[float, float, float]:
+        """CPU seconds for answering a cohort, for building a table, and of one client."""
+        seconds = speeds.ring_seconds(shape.products, cohort)
+        seconds += cohort * shape.reply_numbers / speeds.ring_numbers
+        seconds += cohort * shape.question_numbers / speeds.ring_numbers
+        building = shape.encoded_bytes / speeds.ring_encode
         building += speeds.ring_seconds(shape.products, shape.rank)
         building += shape.hint_numbers / speeds.ring_numbers
         if shape.encoded_bytes > self.max_memory:
             read = shape.encoded_bytes / speeds.reading
-            seconds += -(-load.cohort // TOGETHER) * read
+            seconds += -(-cohort // TOGETHER) * read
             building += (1 + -(-shape.rank // TOGETHER)) * read
         client = (shape.question_numbers * shape.rank + shape.hint_numbers) / speeds.ring_client
-        down = shape.hint_bytes + shape.reply_bytes + top_bytes(load.num_keys)
-        return Price(
-            self.about,
-            down + load.broadcast_bytes,
-            shape.query_bytes,
-            {_ONLY: seconds},
-            client,
-            self.held_bytes(load.num_keys, params.row_bytes, load.keys_per_client),
-            load.num_keys,
-            {_ONLY: building},
-            requests=4,
-        )
+        return seconds, building, client
 
     def deliver(self, state: ServerState, keys: Demand) -> Delivered:
         """Implements `Delivery.deliver`."""
-        return deliver_by_queries(self, self.keys_per_client, state, keys, self.coding)
+        settings = self.keys_per_client, state, keys, self.coding, self.popular
+        return deliver_by_queries(self, *settings)

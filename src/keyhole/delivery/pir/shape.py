@@ -11,6 +11,8 @@ for each chunk and each polynomial of a secret:
     hint      30 or so   x 2048 x G x chunks    ~ 1.5 x 8 x row bytes x 2048 G / s
 
 Cutting rows makes questions longer, hint and reply shorter; few keys of a small table pay for it.
+Beside a table of popular keys each piece lies in one bucket, where the same piece of other keys may
+be in its way: all pieces of a key find a bucket, or none does. Questions and work are a third.
 
 Noise. In steps of 1/t, the phase that a client decodes is off by three independent errors:
 errors of the question times the table, rounding of the hint times the secret, rounding of the
@@ -27,7 +29,7 @@ deviation 3.2. `ESTIMATES` has what the lattice estimator says of it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import exp, inf, sqrt
 from types import MappingProxyType
@@ -39,6 +41,7 @@ from keyhole.crypto.cuckoo import MAX_IN_BUCKETS
 from keyhole.crypto.ntt import MAX_DEGREE, next_prime
 from keyhole.delivery.pir.database import PirParams
 from keyhole.delivery.pir.messages import FRAME_BYTES, REPLY_BYTES
+from keyhole.delivery.popular import PLACES_A_KEY
 from keyhole.errors import InputError
 
 DIMENSION = 2048
@@ -103,6 +106,7 @@ class RingShape:
         chunk_bits: b; t is the first prime above 2^b that is 1 modulo 4096.
         reply_bits: of a coefficient.
         hint_bits: likewise.
+        single: whether a piece lies in one bucket, out of those for its place in rows.
 
     >>> shape = shape_of(num_keys=100_000, row_bytes=2160, max_keys=1000)
     >>> shape.degree, shape.positions, shape.chunks, shape.reply_bits, shape.hint_bits
@@ -120,11 +124,12 @@ class RingShape:
     chunk_bits: int
     reply_bits: int = 0
     hint_bits: int = 0
+    single: bool = False
 
     @staticmethod
     def of(params: PirParams) -> RingShape:
         """Returns the shape under params."""
-        return shape_of(params.num_keys, params.row_bytes, params.max_keys)
+        return shape_of(params.num_keys, params.row_bytes, params.max_keys, params.single)
 
     @property
     def modulus(self) -> int:
@@ -149,17 +154,22 @@ class RingShape:
     @property
     def hashes(self) -> int:
         """Buckets that hold each piece: one where every piece has a bucket for itself."""
-        return 1 if self.items <= self.buckets else _HASHES
+        return 1 if self.single or self.items <= self.buckets else _HASHES
 
     @property
     def kind_buckets(self) -> int:
-        """Buckets of each hash."""
-        return self.buckets // self.hashes
+        """Buckets of each hash; where pieces have one, of the pieces at one place in rows."""
+        return self.buckets // (self.pieces if self.single else self.hashes)
+
+    @property
+    def at_position(self) -> int:
+        """Items that have one position, each in a bucket of every hash."""
+        return self.kind_buckets * (self.pieces if self.single else 1)
 
     @property
     def positions(self) -> int:
         """P, of a bucket."""
-        return -(-self.items // self.kind_buckets)
+        return -(-self.items // self.at_position)
 
     @property
     def parts(self) -> int:
@@ -268,15 +278,15 @@ def plain_modulus(chunk_bits: int) -> int:
     return next_prime(1 << chunk_bits, 2 * MAX_DEGREE)
 
 
-@lru_cache(maxsize=4096)  # a pure function of three numbers
-def shape_of(num_keys: int, row_bytes: int, max_keys: int) -> RingShape:
+@lru_cache(maxsize=4096)  # a pure function of four numbers
+def shape_of(num_keys: int, row_bytes: int, max_keys: int, single: bool = False) -> RingShape:
     """Returns the shape with the fewest bytes of all that are wrong with at most 2^-40 a question.
 
     Raises:
         InputError: more keys than buckets are made for.
     """
     found, smallest = None, inf
-    for shape in _layouts(num_keys, row_bytes, max_keys):
+    for shape in _layouts(num_keys, row_bytes, max_keys, single):
         for rounded in _roundings(shape):
             if rounded.total_bytes < smallest:
                 found, smallest = rounded, rounded.total_bytes
@@ -289,19 +299,21 @@ def shape_of(num_keys: int, row_bytes: int, max_keys: int) -> RingShape:
     return found
 
 
-def _layouts(num_keys: int, row_bytes: int, max_keys: int) -> Iterator[RingShape]:
+def _layouts(num_keys: int, row_bytes: int, max_keys: int, single: bool) -> Iterator[RingShape]:
     """Shapes before rounding. More slots than needed pay only where every piece has its own."""
+    room = PLACES_A_KEY if single else _ROOM
     words = -(-8 * row_bytes // _WORD)
     for pieces in _PIECES:
         if pieces > words or num_keys * pieces > MAX_IN_BUCKETS:
             return
-        needed = min(int(np.ceil(_ROOM * max_keys * pieces)), num_keys * pieces)
+        needed = min(int(np.ceil(room * max_keys * pieces)), num_keys * pieces)
         degree = next((n for n in _DEGREES if n >= needed), MAX_DEGREE)
         all_items = next((n for n in _DEGREES if n >= num_keys * pieces), degree)
         for n in {degree, all_items}:
             for bits in _CHUNK_BITS:
                 groups = -(-needed // n)
-                yield RingShape(num_keys, row_bytes, max_keys, pieces, n, groups, bits)
+                numbers = num_keys, row_bytes, max_keys, pieces, n, groups, bits
+                yield RingShape(*numbers, single=single)
 
 
 def _roundings(shape: RingShape) -> Iterator[RingShape]:
@@ -316,6 +328,4 @@ def _roundings(shape: RingShape) -> Iterator[RingShape]:
 
 
 def _with_bits(shape: RingShape, reply: int, hint: int) -> RingShape:
-    numbers = shape.num_keys, shape.row_bytes, shape.max_keys
-    layout = shape.pieces, shape.degree, shape.groups, shape.chunk_bits
-    return RingShape(*numbers, *layout, reply, hint)
+    return replace(shape, reply_bits=reply, hint_bits=hint)

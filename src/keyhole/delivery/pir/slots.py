@@ -4,7 +4,10 @@ Items are pieces of rows, those of row k from s k on. Of each of w hashes, B buc
 a row at every position: item i lies at position i div B, in bucket pi(i mod B) + shift modulo B,
 with a public permutation for each hash, and a shift for each hash and position. Items of one
 position never meet in a bucket. Rows that change together, such as those of frequent words, share
-positions: what changes of a table that is encoded by position is little."""
+positions: what changes of a table that is encoded by position is little.
+
+Where a piece has one bucket, this is said of keys in place of items, with buckets of their own for
+each of the s pieces: all pieces of two keys meet, or none do."""
 
 from __future__ import annotations
 
@@ -50,6 +53,11 @@ class Slots:
     def places_of(self, items: KeyArray) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Returns the buckets of items, (n, w), and the position of each, (n,)."""
         size = self.shape.kind_buckets
+        if self.shape.single:
+            keys, piece = np.divmod(items, self.shape.pieces)
+            position, rest = np.divmod(keys, size)
+            within = (self._ranks[rest, 0] + self._shifts[position, 0]) % size
+            return (within + size * piece)[:, None], position
         position, rest = np.divmod(items, size)
         if self.shape.hashes == 1:
             return rest[:, None], position
@@ -59,7 +67,7 @@ class Slots:
     def members(self, first: int, count: int) -> NDArray[np.int64]:
         """Returns the items of `count` positions from `first` on, (count, buckets): -1 where there
         is none."""
-        shape, size = self.shape, self.shape.kind_buckets
+        shape, size = self.shape, self.shape.at_position
         found = np.full((count, shape.buckets), -1, np.int64)
         items = np.arange(first * size, min((first + count) * size, shape.items))
         buckets, positions = self.places_of(items)

@@ -46,6 +46,9 @@ from keyhole.delivery.base import (
     Price,
     PrivateTable,
     PublicTable,
+    Retrieved,
+    SelectClient,
+    SelectServer,
 )
 from keyhole.delivery.exchange import deliver_by_queries
 from keyhole.delivery.paths import top_bytes
@@ -69,6 +72,8 @@ from keyhole.delivery.pir.messages import (
     Wanted,
     seal,
 )
+from keyhole.delivery.pir.popular import client_of, lengths_of_all, servers_of_all
+from keyhole.delivery.popular import PLACES_A_KEY, PopularKeys, PopularShares
 from keyhole.delivery.records import PLAIN, Coding, Demand
 from keyhole.errors import InputError
 from keyhole.pricing import Speeds, Workload
@@ -90,6 +95,7 @@ _ABOUT = DeliveryAbout(
     route="queries",
     connects_to=("second",),
     wire_name=_SCHEME,
+    has_popular=True,
 )
 
 
@@ -134,7 +140,7 @@ class Batch:
     @staticmethod
     def of(params: PirParams) -> Batch:
         """Returns the batch of a table."""
-        shape = batch_shape(params.max_keys, params.num_keys)
+        shape = _shape_of(params)
         if shape.num_buckets and params.num_keys > MAX_IN_BUCKETS:
             raise InputError(
                 f"params of a table that is too large for buckets: got {params.num_keys} keys, "
@@ -144,7 +150,8 @@ class Batch:
         table = Domain(params.num_keys)
         if not shape.num_buckets:
             return Batch(shape, None, Domain(1), table)
-        placement = Placement(params.num_keys, shape.num_buckets)
+        hashes = {"num_hashes": 1} if params.single else {}
+        placement = Placement(params.num_keys, shape.num_buckets, **hashes)
         return Batch(shape, placement, Domain(placement.bucket_size), table)
 
     @property
@@ -214,7 +221,10 @@ class TwoServerClient:
     def query(self, keys: KeyArray, prg: Prg | None = None) -> PirQuery:
         """Makes a query for keys; see `SelectClient`."""
         wanted, places = distinct_keys(keys, self.params.num_keys, self.params.max_keys)
-        prg = Prg.fresh() if prg is None else prg
+        return self.ask(wanted, places, Prg.fresh() if prg is None else prg)
+
+    def ask(self, wanted: KeyArray, places: NDArray[np.int64], prg: Prg) -> PirQuery:
+        """Implements `TableClient.ask`."""
         points = self._batch.assign(wanted, prg)
         found = Wanted(points.slots[places], xor_rows(self.params.row_bytes))
         rows_bytes = len(points.keys) * self.params.row_bytes
@@ -235,6 +245,13 @@ class TwoServerClient:
         return first, second
 
 
+def _shape_of(params: PirParams) -> BatchShape:
+    """The queries of a batch; where each key lies in one bucket, there is no stash."""
+    if params.single:
+        return BatchShape(min(PLACES_A_KEY * params.max_keys, params.num_keys), 0)
+    return batch_shape(params.max_keys, params.num_keys)
+
+
 def xor_rows(row_bytes: int) -> Callable[[Sequence[memoryview]], NDArray[np.uint8]]:
     """Returns what opens the replies of two servers: (q, row_bytes)."""
 
@@ -247,7 +264,7 @@ def xor_rows(row_bytes: int) -> Callable[[Sequence[memoryview]], NDArray[np.uint
 
 def params_of(database: Database) -> PirParams:
     """Returns the params of a table."""
-    return PirParams.of(_SCHEME, database.public)
+    return PirParams.of(_SCHEME, database.public, database.single)
 
 
 def servers_of(database: Database, max_queries: int = MAX_QUERIES) -> tuple[PirServer, PirServer]:
@@ -275,7 +292,9 @@ def _scan(
         return np.empty((0, batch.num_queries, rows.shape[1]), np.uint64)
     nonces, in_buckets, in_stash = zip(*asked, strict=True)
     bits = _expand_all(in_stash, batch.table, nonces)
-    found = scan_rows(rows, bits.reshape(-1, bits.shape[2])).reshape(*bits.shape[:2], -1)
+    found = np.empty((*bits.shape[:2], rows.shape[1]), np.uint64)
+    if batch.shape.stash:
+        found[:] = scan_rows(rows, bits.reshape(-1, bits.shape[2])).reshape(found.shape)
     if batch.placement is None:
         return found
     bits = _expand_all(in_buckets, batch.bucket, nonces)
@@ -307,6 +326,35 @@ def _expand_all(
     return np.stack([expand(some, domain, nonce) for some, nonce in both])
 
 
+def _lengths(params: PirParams) -> Lengths:
+    """Of the messages of one table."""
+    return Batch.of(params).lengths(params.row_bytes)
+
+
+def _held_bytes(params: PirParams) -> int:
+    buckets = [Batch.of(each).placement for each in params.tables]
+    rows = sum(rows_bytes(each.num_keys, each.row_bytes) for each in params.tables)
+    return rows + sum(placement.members_bytes for placement in buckets if placement)
+
+
+def _work(params: PirParams, cohort: int, speeds: Speeds) -> tuple[float, float, float]:
+    """CPU seconds of one server for answering a cohort, for placing keys, and of one client."""
+    batch, num_keys = Batch.of(params), params.num_keys
+    table, hashes, placing = rows_bytes(num_keys, params.row_bytes), 0, 0.0
+    if batch.placement is not None:
+        hashes = batch.placement.num_hashes
+        placing = num_keys * speeds.place_seconds
+    seconds = speeds.scan_seconds(table, cohort * batch.shape.stash)
+    seconds += speeds.bucket_seconds(hashes * table, cohort)
+    seconds += cohort * (hashes + batch.shape.stash) * num_keys / speeds.expand
+    seconds += cohort * speeds.read_seconds
+    seconds += replying_seconds(cohort, speeds, batch.num_queries, params.row_bytes)
+    client = speeds.ask_seconds + batch.num_queries * speeds.share_seconds
+    # Adding up both replies, and comparing rows with the top.
+    client += 2 * batch.num_queries * params.row_bytes / speeds.opening
+    return seconds, placing, client
+
+
 @dataclass(frozen=True)
 class TwoServerPir:
     """Retrieves from two servers that do not collude, by shared point functions.
@@ -315,11 +363,13 @@ class TwoServerPir:
         keys_per_client: key space -> max keys that a client may ask for; public.
         coding: of the cut parts.
         max_queries: that a server of a table answers and remembers; see `AnsweredQueries`.
+        popular: key space -> its popular keys, and the share of a query that is asked of them.
     """
 
     keys_per_client: Mapping[str, int] = field(default_factory=dict)
     coding: Coding = PLAIN
     max_queries: int = MAX_QUERIES
+    popular: PopularShares = field(default_factory=dict)
     about: DeliveryAbout = field(default=_ABOUT, init=False, repr=False)
 
     def for_run(
@@ -328,13 +378,15 @@ class TwoServerPir:
         """Implements `Delivery.for_run`."""
         return replace(self, keys_per_client=keys_per_client)
 
-    def open(self, table: PrivateTable) -> tuple[PirServer, ...]:
+    def open(self, table: PrivateTable) -> tuple[SelectServer, ...]:
         """Implements `QueryDelivery.open`."""
-        return servers_of(Database.of(table), self.max_queries)
+        each = [servers_of(one, self.max_queries) for one in Database.all_of(table, _SCHEME)]
+        return servers_of_all(PirParams.of(_SCHEME, table.public), each)
 
-    def client(self, params: bytes, hint: bytes = b"") -> TwoServerClient:
+    def client(self, params: bytes, hint: bytes = b"") -> SelectClient[KeyArray, Retrieved]:
         """Implements `QueryDelivery.client`; there is no hint."""
-        return TwoServerClient(PirParams.decode(params))
+        make = lambda params, _: TwoServerClient(params)  # noqa: E731
+        return client_of(PirParams.decode(params), hint, make, _lengths)
 
     def read_params(self, params: bytes) -> PublicTable:
         """Implements `QueryDelivery.read_params`."""
@@ -342,40 +394,28 @@ class TwoServerPir:
 
     def lengths(self, params: bytes) -> Lengths:
         """Implements `QueryDelivery.lengths`."""
-        read = PirParams.decode(params)
-        return Batch.of(read).lengths(read.row_bytes)
+        return lengths_of_all(PirParams.decode(params), _lengths)
 
-    def held_bytes(self, num_keys: int, row_bytes: int, max_keys: int) -> int:
+    def held_bytes(
+        self, num_keys: int, row_bytes: int, max_keys: int, popular: PopularKeys | None = None
+    ) -> int:
         """Implements `QueryDelivery.held_bytes`: rows, and the list of buckets."""
-        batch = Batch.of(numbers_only(_SCHEME, num_keys, row_bytes, max_keys))
-        buckets = batch.placement.members_bytes if batch.placement else 0
-        return rows_bytes(num_keys, row_bytes) + buckets
+        return _held_bytes(numbers_only(_SCHEME, num_keys, row_bytes, max_keys, popular))
 
     def price(self, load: Workload, speeds: Speeds) -> Price:
         """Prices the messages to both servers and the top; params, HTTP and TLS are not counted."""
         params = params_of_load(_SCHEME, load)
-        batch = Batch.of(params)
-        lengths = batch.lengths(params.row_bytes)
-        table = rows_bytes(load.num_keys, params.row_bytes)
-        building, hashes = binding_seconds(load, speeds), 0
-        if batch.placement is not None:
-            hashes = batch.placement.num_hashes
-            building += load.num_keys * speeds.place_seconds
-        seconds = speeds.scan_seconds(table, load.cohort * batch.shape.stash)
-        seconds += speeds.bucket_seconds(hashes * table, load.cohort)
-        seconds += load.cohort * (hashes + batch.shape.stash) * load.num_keys / speeds.expand
-        seconds += load.cohort * speeds.read_seconds
-        seconds += replying_seconds(load, speeds, batch.num_queries, params.row_bytes)
-        client = speeds.ask_seconds + batch.num_queries * speeds.share_seconds
-        # Adding up both replies, and comparing rows with the top.
-        client += 2 * batch.num_queries * params.row_bytes / speeds.opening
+        work = [_work(each, load.cohort, speeds) for each in params.tables]
+        answering, placing, client = (sum(parts) for parts in zip(*work, strict=True))
+        building = binding_seconds(load, speeds) + placing
+        lengths = lengths_of_all(params, _lengths)
         return Price(
             self.about,
             2 * lengths.reply + top_bytes(load.num_keys) + load.broadcast_bytes,
             2 * lengths.query,
-            {_FIRST: seconds, _SECOND: seconds},
+            {_FIRST: answering, _SECOND: answering},
             client,
-            self.held_bytes(load.num_keys, params.row_bytes, load.keys_per_client),
+            _held_bytes(params),
             load.num_keys,
             {_FIRST: building, _SECOND: building},
             requests=3,
@@ -383,4 +423,5 @@ class TwoServerPir:
 
     def deliver(self, state: ServerState, keys: Demand) -> Delivered:
         """Implements `Delivery.deliver`."""
-        return deliver_by_queries(self, self.keys_per_client, state, keys, self.coding)
+        settings = self.keys_per_client, state, keys, self.coding, self.popular
+        return deliver_by_queries(self, *settings)
