@@ -133,6 +133,7 @@ FOR_ANY_DELIVERY = {
     "keyhole.delivery.clear",  # defaults
     "keyhole.delivery.exchange",
     "keyhole.delivery.paths",
+    "keyhole.delivery.popular",
     "keyhole.delivery.records",
     "keyhole.delivery.sources",
 }

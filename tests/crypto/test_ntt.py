@@ -1,4 +1,5 @@
-"""Transforms of polynomials: their products are those of the schoolbook, and of Microsoft SEAL."""
+"""Transforms of polynomials: their products are those of the schoolbook, and, by
+`delivery/pir/test_seal.py`, of Microsoft SEAL."""
 
 from itertools import product
 
@@ -99,28 +100,3 @@ def test_the_next_prime_is_next():
     assert next_prime(17, 16) == 17
     assert next_prime(MAX_MODULUS, 4096, is_down=True) == PRIMES[0]
     assert next_prime(PRIMES[1], 4096) == PRIMES[1]
-
-
-@pytest.mark.parametrize("degree", [1024, 2048])
-def test_products_are_those_of_seal(degree):
-    """An oracle: a polynomial that SEAL encrypts, multiplies with another one and decrypts."""
-    seal = pytest.importorskip("seal", reason="the oracle, seal-python, is not installed")
-    modulus = plain_modulus(16)
-    params = seal.EncryptionParameters(seal.scheme_type.bfv)
-    params.set_poly_modulus_degree(degree)
-    params.set_coeff_modulus(seal.CoeffModulus.Create(degree, [60, 60]))
-    params.set_plain_modulus(modulus)
-    context = seal.SEALContext(params, True, seal.sec_level_type.none)
-    key = seal.KeyGenerator(context).secret_key()
-    one, other = drawn(3, 2, degree, 1, below=modulus)
-    secret = seal.Encryptor(context, key).encrypt_symmetric(seal.Plaintext(hexadecimal(one)))
-    times = seal.Evaluator(context).multiply_plain(secret, seal.Plaintext(hexadecimal(other)))
-    said = seal.Decryptor(context, key).decrypt(times)
-    found = multiplied(transform_of(degree, modulus), one, other)
-    assert said.to_string() == hexadecimal(found)
-
-
-def hexadecimal(column):
-    """A polynomial as SEAL writes it: "2Ax^2 + 1x^1 + 3"."""
-    terms = [(f"{int(x):X}", k) for k, x in enumerate(column[:, 0]) if x]
-    return " + ".join(x if k == 0 else f"{x}x^{k}" for x, k in reversed(terms))
