@@ -9,6 +9,7 @@ import * as hashes from "../../clients/web/keyhole/hashes.js";
 import * as manifests from "../../clients/web/keyhole/manifest.js";
 import * as messages from "../../clients/web/keyhole/messages.js";
 import * as merkle from "../../clients/web/keyhole/merkle.js";
+import { readPosts, splitWords } from "../../clients/web/keyhole/posts.js";
 import * as points from "../../clients/web/keyhole/points.js";
 import * as retrieval from "../../clients/web/keyhole/retrieval.js";
 import * as tags from "../../clients/web/keyhole/tags.js";
@@ -71,6 +72,8 @@ const known = {
   async open(number, replies) {
     return [...(await queries[number].open(replies))];
   },
+  readPosts,
+  splitWords,
   chooseWords: (posts, spec) => tags.chooseWords(tags.bagsOf(posts, spec), spec),
   localize: (posts, spec, keys) => tags.localize(tags.bagsOf(posts, spec), keys),
   drawBatches: tags.drawBatches,

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from keyhole.data.federated import Ragged
+from keyhole.data.readers.json_files import split_words
 from keyhole.experiments.so_tag import SO_TAG, Bags, _localize
 from keyhole.experiments.specs import DEFAULTS
 from keyhole.keys.choice import KeyContext, KeyCounts
@@ -12,6 +12,7 @@ from keyhole.models.logistic import sparse_scores, sparse_sgd
 from keyhole.primitives.keyspace import KeySpace
 from keyhole.rounds.evaluate import recall_at
 from tests.web.node import Node, needs_node
+from tests.web.posts import columns_of
 
 pytestmark = needs_node
 
@@ -38,13 +39,7 @@ def some_posts(seed, count=30):
 
 
 def bags_of(posts):
-    columns = {name: ragged([post[name] for post in posts]) for name in ("words", "tags")}
-    return Bags.of({**columns, "title": ragged([[] for _ in posts])}, WORDS, TAGS)
-
-
-def ragged(rows):
-    flat = np.array([value for row in rows for value in row], np.int64)
-    return Ragged(flat, np.cumsum([0, *map(len, rows)]))
+    return Bags.of(columns_of(posts), WORDS, TAGS)
 
 
 def chosen_by_python(posts):
@@ -91,6 +86,23 @@ def test_every_epoch_visits_each_example_once(node, batch, epochs, most):
     assert len(drawn) == min(10, most)
     assert sorted(visits) == sorted(list(drawn) * epochs)
     assert max(map(len, batches)) <= batch
+
+
+TEXT = "Don\u2019t use C++, C# or node.js (v3.5)! _Stra\xdfe_ \u0130zmir 5\xbd #Node.JS # #c++"
+
+
+def test_words_of_a_text_are_those_of_python(node):
+    assert node.call("splitWords", TEXT) == split_words(TEXT)
+
+
+def test_a_line_is_a_post_and_its_tags_are_no_words(node):
+    names = {"words": ["use", "c++", "node.js"], "tags": ["c#", "node.js", "c++"]}
+    found = node.call("readPosts", f"{TEXT}\n \nC++ it is, use it\r\n", names)
+    assert found["posts"] == [
+        {"words": [0, 1, 2], "tags": [1, 2]},
+        {"words": [1, 0], "tags": []},
+    ]
+    assert (found["words"], found["tagged"]) == (3, 1)
 
 
 def test_the_task_is_the_one_that_the_library_ships():

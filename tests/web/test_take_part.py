@@ -11,19 +11,26 @@ import pytest
 
 import keyhole as kh
 from keyhole.delivery import delivery_named
+from keyhole.device.take_part import PopulationClient, Taken, take_part
+from keyhole.experiments.experiment import Experiment
+from keyhole.experiments.specs import spec_for_device
 from keyhole.primitives.keyspace import KeySpace
 from keyhole.primitives.layout import Cut, Layout
+from keyhole.rounds.spec import DeviceSpec
 from keyhole.server.optimizers import SGD
 from keyhole.server.state import ServerState
 from keyhole.service.access import Keyring
+from keyhole.service.transport import Listen, serving
 from keyhole.wire.manifest import digest_of
 from keyhole.wire.messages import Ask, decode_update, encode_query, split_report
 from keyhole.wire.settings import bound_of
 from tests.helpers import LONG, ROOT
 from tests.service.pir.pair import pair
+from tests.service.recorder import Recorder
 from tests.service.service_process import service as served
-from tests.service.small_service import random_model
+from tests.service.small_service import Service, random_model
 from tests.web.node import needs_node
+from tests.web.posts import dataset_of
 
 pytestmark = needs_node
 
@@ -72,9 +79,9 @@ def node_device(**told):
 
 
 @contextmanager
-def published(directory, **settings):
+def published(directory, wrap=Recorder, **settings):
     """Two services of one round of the tag model."""
-    with pair(directory) as found:
+    with pair(directory, wrap=wrap) as found:
         state = ServerState.dense(LAYOUT, random_model(LAYOUT), SGD(lr=1.0))
         found.published = found.service.publish_state(
             state, settings={**SETTINGS, **settings}
@@ -116,6 +123,26 @@ def test_a_round_is_taken_part_in_by_either_way(tmp_path, way):
     np.testing.assert_allclose(update["bias"], 0.5 * expected / 3, rtol=1e-4, atol=1e-6)
 
 
+def test_its_update_is_that_of_the_device_in_python(tmp_path):
+    """Both take part in a round with the same posts; each step has all, in whatever order."""
+    spec = {**SPEC, "client": {**CLIENT, "epochs": 3}}
+    with published(tmp_path, spec=spec) as found:
+        node_device(url=found.urls[0], token=found.service.token())
+        clients = Experiment(
+            spec_for_device(DeviceSpec.read(spec)), dataset_of(POSTS, WORDS, TAGS)
+        ).clients
+        participant = PopulationClient(0, lambda settings: clients).participant()
+        with found.device("laptop") as device:
+            assert isinstance(take_part(device, participant), Taken)
+        phone, update, keys = sent(found, "phone")
+        laptop, expected, named = sent(found, "laptop")
+    assert sorted(named["word"].array) == sorted(keys["word"].array)
+    order = [named["word"].array.tolist().index(key) for key in keys["word"].array]
+    np.testing.assert_allclose(update["bias"], expected["bias"], rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(update["kernel"], expected["kernel"][order], rtol=1e-5, atol=1e-7)
+    assert phone.metrics["loss"] == pytest.approx(laptop.metrics["loss"], rel=1e-6)
+
+
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
@@ -123,6 +150,10 @@ def test_a_round_is_taken_part_in_by_either_way(tmp_path, way):
         ({"sum_terms": "AA=="}, "in shares of two aggregators"),
         ({"spec": {**SPEC, "task": "films"}}, "trains in a way that this device does not know"),
         ({"spec": {**SPEC, "version": 7}}, "got a spec of version 7"),
+        (
+            {"spec": {**SPEC, "task": {"name": "films:TASK", "identity": "TASK 12ab"}}},
+            "got the task films:TASK, code with the identity TASK 12ab; expected the task so_tag",
+        ),
     ],
 )
 def test_a_round_that_it_cannot_or_must_not_take_part_in_is_refused(tmp_path, settings, reason):
@@ -147,6 +178,26 @@ def test_servers_in_the_wrong_order_are_told(tmp_path):
         (told,) = node_device(url=found.urls[0], token=token, second=found.urls[0], secondToken="")
         assert "got server 0; expected server 1" in told["error"]
         assert not any(found.recorders[0].bodies("/pir/two-server"))
+
+
+@pytest.mark.slow
+def test_a_service_that_was_away_is_asked_again(tmp_path):
+    service = Service(tmp_path)
+    state = ServerState.dense(LAYOUT, random_model(LAYOUT), SGD(lr=1.0))
+    with service.publisher:
+        service.publish_state(state, settings=SETTINGS)
+        with serving(service.app) as url:
+            told = {"url": url, "token": service.token(), "posts": POSTS, "rounds": 2}
+            command = ["node", str(ROOT / "tests" / "web" / "take_part.mjs"), json.dumps(told)]
+            device = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+            assert json.loads(device.stdout.readline())["number"] == 0
+        assert "got no answer (5 attempts)" in json.loads(device.stdout.readline())["missed"]
+        service.publish_state(state, settings=SETTINGS)
+        with serving(service.app, Listen(port=int(url.rpartition(":")[2]))):
+            *_, last = device.communicate(timeout=LONG)[0].splitlines()
+        assert json.loads(last)["number"] == 1
+        assert device.returncode == 0
+    service.rounds.close()
 
 
 @pytest.mark.slow

@@ -21,7 +21,10 @@ const LONGEST_WAIT = 60;
 const MAX_STALE = 8; // misses in a row because two servers hold other rounds
 
 /** Kinds of errors that end a round of a device, and not its work. */
-const MISSES = ["TooLateError", "ConflictError", "StaleError"];
+const MISSES = ["TooLateError", "ConflictError", "StaleError", "AwayError"];
+
+/** Kinds of errors by which a service says that a token is good no more. */
+const REFUSALS = ["AccessError", "NotAdmittedError"];
 
 /** An error that ends a round of this device, and not its work. */
 function miss(wrong, got, expected) {
@@ -66,8 +69,7 @@ export class Device {
     const made = train(model, examples, drawBatches(examples.length, spec), spec.rate);
     onStep("send");
     const body = updateOf(manifest, keys, made, examples.length);
-    await this.refuseLate(told);
-    await this.service.update(told.round, body, told.token);
+    await this.send(told, body);
     return {
       number: manifest.number,
       round: manifest.id,
@@ -81,20 +83,25 @@ export class Device {
     };
   }
 
-  /** Takes part in round after round, until the signal of its service ends it. */
+  /**
+   * Takes part in round after round, until the signal of its service ends it.
+   *
+   * A service that has answered once may be away for a while; one that never has ends it.
+   */
   async keepTakingPart({ rounds = Infinity, onStep, onRound = () => {}, onMiss = () => {}, onWait = () => {} }) {
-    let stale = 0;
+    let misses = 0; // in a row, for which a device waits longer and longer
     for (let taken = 0; taken < rounds; ) {
       let outcome;
       try {
         outcome = await this.takePart(onStep);
-        stale = 0;
+        misses = 0;
       } catch (error) {
         this.service.signal?.throwIfAborted();
-        stale = error.kind === "StaleError" ? stale + 1 : 0;
-        if (!MISSES.includes(error.kind) || stale === MAX_STALE) throw error;
+        const isStale = error.kind === "StaleError";
+        misses = isStale || error.kind === "AwayError" ? misses + 1 : 0;
+        if (!MISSES.includes(error.kind) || (isStale && misses === MAX_STALE)) throw error;
         onMiss(error);
-        outcome = { wait: Math.min(LONGEST_WAIT, AFTER_MISS * 2 ** Math.max(0, stale - 1)) };
+        outcome = { wait: Math.min(LONGEST_WAIT, AFTER_MISS * 2 ** Math.max(0, misses - 1)) };
       }
       if ("wait" in outcome) {
         onWait(outcome.wait);
@@ -194,6 +201,15 @@ export class Device {
     const table = new PrivateTable(expected, await this.service.top(manifest, place, topBytes, tokens[0]));
     this.tables = new Map([[manifest.id, table]]);
     return table;
+  }
+
+  /** Sends an update; a device that was let in and is so no longer has come too late. */
+  async send(told, body) {
+    await this.refuseLate(told);
+    await this.service.update(told.round, body, told.token).catch((error) => {
+      if (REFUSALS.includes(error.kind)) error.kind = "TooLateError";
+      throw error;
+    });
   }
 
   /** Asking costs little; an update that nobody uses costs the work of others. */

@@ -15,6 +15,7 @@ const SLOWEST = 60_000;
 const MAX_JSON = 1 << 16;
 const MAX_MANIFEST = 16 << 20;
 const OCTETS = "application/octet-stream";
+const NO_ANSWER = "no answer";
 
 /** Waits; ends early, with an error, where the signal does. */
 export function pause(milliseconds, signal) {
@@ -44,9 +45,10 @@ class Passing extends Error {
 export class Service {
   /**
    * @param {string} url
-   * @param {{token?: string, signal?: AbortSignal, onBytes?: (down: number, up: number) => void}} how
+   * @param {{token?: string, signal?: AbortSignal, onBytes?: (down: number, up: number) => void,
+   *   onAgain?: (reason: string) => void}} how
    */
-  constructor(url, { token = "", signal, onBytes = () => {} } = {}) {
+  constructor(url, { token = "", signal, onBytes = () => {}, onAgain = () => {} } = {}) {
     let base;
     try {
       base = new URL(url);
@@ -58,6 +60,8 @@ export class Service {
     this.token = token;
     this.signal = signal;
     this.onBytes = onBytes;
+    this.onAgain = onAgain;
+    this.hasAnswered = false;
   }
 
   /** Checks in: `{round, number, token, fetch_after}`, or `{wait}` in seconds. */
@@ -144,7 +148,8 @@ export class Service {
         this.signal?.throwIfAborted();
         const mayPass = error instanceof Passing || error.kind === "DamageError";
         if (!mayPass) throw error;
-        if (attempt === ATTEMPTS) throw error instanceof Passing ? unusable(path, error) : error;
+        if (attempt === ATTEMPTS) throw error instanceof Passing ? await this.unusable(path, error) : error;
+        this.onAgain(error.message);
         const wait = FIRST_WAIT * 2 ** (attempt - 1) * (0.5 + Math.random());
         await pause(Math.max(wait, 1000 * (error.after ?? 0)), this.signal);
       }
@@ -172,11 +177,36 @@ export class Service {
     } catch (error) {
       this.signal?.throwIfAborted();
       if (error instanceof KeyholeError) throw error;
-      throw new Passing("no answer: nobody listens, or it does not name the origin of this page");
+      throw new Passing(NO_ANSWER);
     }
+    this.hasAnswered = true;
     this.onBytes(bytes.length, body?.length ?? 0);
     if (!answer.ok) throw refusalOf(answer, bytes);
     return { bytes, headers: answer.headers };
+  }
+
+  /** What is wrong where the last attempt brought nothing either. */
+  async unusable(path, last) {
+    const { origin } = globalThis; // of this page; Node has none
+    if (origin && last.message === NO_ANSWER && !this.hasAnswered && (await this.isThere())) {
+      return new KeyholeError("OriginError", "the service keeps its answers from this page", {
+        got: `a page of ${origin}`,
+        expected: "an origin that the operator of the service names",
+        fix: `ask the operator to add --allow-origin ${origin}`,
+      });
+    }
+    const kind = this.hasAnswered ? "AwayError" : "ServiceError"; // it may come back
+    return new KeyholeError(kind, "the service gives no usable answer", {
+      got: `${last.message} (${ATTEMPTS} attempts)`,
+      expected: `an answer at ${path.replace(/[0-9a-f]{56,}/, "…")}`,
+      fix: "check its address, and that it runs",
+    });
+  }
+
+  /** Whether somebody listens: a browser tells a page as much even where it hides the answer. */
+  async isThere() {
+    const how = { mode: "no-cors", credentials: "omit", signal: AbortSignal.timeout(SLOWEST) };
+    return fetch(`${this.base}/healthz`, how).then(() => true, () => false);
   }
 }
 
@@ -185,14 +215,6 @@ function badUrl(got) {
     got,
     expected: "http://HOST:PORT or https://HOST",
     fix: "copy it from the line that keyhole serve prints",
-  });
-}
-
-function unusable(path, last) {
-  return new KeyholeError("ServiceError", "the service gives no usable answer", {
-    got: `${last.message} (${ATTEMPTS} attempts)`,
-    expected: `an answer at ${path.replace(/[0-9a-f]{56,}/, "…")}`,
-    fix: "check that it runs, and with --allow-origin for this page",
   });
 }
 

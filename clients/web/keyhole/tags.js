@@ -9,6 +9,7 @@ import { KeyholeError, view } from "./bytes.js";
 import { freshBytes } from "./retrieval.js";
 
 const SPEC_VERSION = 6;
+const TASK = "so_tag"; // has no identity: its name and the version of the spec say what it is
 const PLAIN = ["FedAvg", "FedAdagrad", "FedAdam", "FedYogi"]; // algorithms whose clients run SGD
 
 function refuse(got, expected) {
@@ -28,7 +29,7 @@ function refuse(got, expected) {
 export function readSpec(manifest) {
   const spec = manifest.settings.spec ?? {};
   if (spec.version !== SPEC_VERSION) refuse(`a spec of version ${spec.version}`, `version ${SPEC_VERSION}`);
-  if (spec.task !== "so_tag") refuse(`task ${JSON.stringify(spec.task)}`, "so_tag");
+  if (spec.task !== TASK) refuse(shownTask(spec.task), `the task ${TASK}`);
   const { client, keys, sizes } = spec;
   if (!PLAIN.includes(client.algorithm)) {
     refuse(`algorithm ${client.algorithm}`, "one whose clients take plain steps");
@@ -50,6 +51,12 @@ export function readSpec(manifest) {
     epochs: client.epochs,
     most: client.max_examples ?? Infinity,
   };
+}
+
+/** A task of somebody's own is code, and another language cannot know that it has the same. */
+function shownTask(task) {
+  const { name, identity } = task ?? {};
+  return identity ? `the task ${name}, code with the identity ${identity}` : `the task ${JSON.stringify(task)}`;
 }
 
 function checkTables(manifest, { words, tags }) {
