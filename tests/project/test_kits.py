@@ -3,6 +3,7 @@
 import os
 import ssl
 import subprocess
+from itertools import pairwise
 from pathlib import Path
 
 import click
@@ -75,6 +76,18 @@ def test_every_file_that_a_command_names_is_in_its_kit_and_every_option_is_known
             unit = (out / kit / f"keyhole-{command.name}.service").read_text()
             assert command.line in unit
             assert parses(command.args), command.line
+
+
+def test_slice_services_answer_the_pages_that_the_project_names_and_aggregators_do_not(
+    two_operators,
+):
+    named = 'devices = 3\npages = ["https://app.example", "http://127.0.0.1:8300"]'
+    project = changed(two_operators.folder, "devices = 3", named)
+    for party in project.deploy.urls:
+        (command,) = (each for each in commands_of(project, party) if each.listens)
+        assert parses(command.args)
+        let_in = [b for a, b in pairwise(command.args) if a == "--allow-origin"]
+        assert let_in == ([] if party.startswith("aggregator") else project.deploy.pages)
 
 
 def parses(args):

@@ -71,6 +71,7 @@ def check(folder, old, new):
         ("devices = 3", "devices = -1", "devices"),
         ("devices = 3", 'aggregators = ["http://127.0.0.1:8110"]', "two aggregators"),
         ("devices = 3", 'second = "http://127.0.0.1:8100"', "one address"),
+        ("devices = 3", 'pages = ["*"]', "not the origin of a page"),
         ("devices = 3", 'second = "http://127.0.0.1:8200"', "nobody asks second"),
         ('task = "task:TASK"', 'task = "task:TASK"\ndelivery = "pir"', "needs a second"),
         ('task = "task:TASK"', 'task = "task:TASK"\ndelivery = "relay"', "deploys no relay"),

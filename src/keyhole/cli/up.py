@@ -36,10 +36,11 @@ def up(folder: Path) -> None:
             stop_on_signals(every=True) as stop,
             running_parties(project, kits, stop, tell) as gone,
         ):
-            services = ", ".join(project.deploy.urls)
+            services, pages = ", ".join(project.deploy.urls), ", ".join(project.deploy.pages)
+            told = f"pages of {pages} may be devices, too; " if pages else ""
             click.echo(
-                f"{services} and {count} devices are up; `keyhole run --deploy` trains with them; "
-                "Ctrl-C ends them"
+                f"{services} and {count} devices are up; {told}`keyhole run --deploy` trains with "
+                "them; Ctrl-C ends them"
             )
             known = set[str]()
             while not stop.wait(0.2):

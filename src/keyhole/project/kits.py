@@ -156,6 +156,7 @@ def _mark_of(project: Project) -> str:
     about = project.delivery
     told = {**project.deploy.urls, "delivery": about.name if about else None}
     told |= {"rounds": project.deploy.rounds, "store": project.deploy.store}
+    told |= {f"page {number}": origin for number, origin in enumerate(project.deploy.pages)}
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
 
 

@@ -100,7 +100,7 @@ def commands_of(project: Project, party: str) -> list[Command]:
     listen = _listens(deploy.urls[party])
     if party == SERVICE:
         rounds = str(rounds_of(project))
-        served = ("serve", rounds, *listen, "--token-key", TOKEN_KEY, *_queries(project, 0))
+        served = ("serve", rounds, *listen, *_lets_in(deploy), *_queries(project, 0))
         served += ("--again", "1") if deploy.is_local else ()
         found = [Command(SERVICE, served, listens=True, folder=rounds)]
         if deploy.second and deploy.store:
@@ -108,7 +108,7 @@ def commands_of(project: Project, party: str) -> list[Command]:
         return found
     if party == SECOND:
         copy = COPY if deploy.store else str(rounds_of(project))  # one machine has them already
-        served = ("serve", copy, *listen, "--token-key", TOKEN_KEY, *_queries(project, 1))
+        served = ("serve", copy, *listen, *_lets_in(deploy), *_queries(project, 1))
         found = [Command(SECOND, served, listens=True, folder=copy)]
         if deploy.store:
             found.append(Command("pull", ("mirror", "pull", deploy.store, COPY, "--watch")))
@@ -144,6 +144,13 @@ def trainer_args(project: Project, kit: Path) -> list[str]:
         args += ["--aggregator-tokens", ",".join(tokens)]
         args += _trusts(deploy.aggregators[0], "--aggregator-ca", kit)
     return args
+
+
+def _lets_in(deploy: DeploySpec) -> Iterator[str]:
+    """Of a slice server: whose tokens are good, and which pages of browsers it answers."""
+    yield from ("--token-key", TOKEN_KEY)
+    for origin in deploy.pages:
+        yield from ("--allow-origin", origin)
 
 
 def _queries(project: Project, server: int) -> Iterator[str]:

@@ -23,6 +23,7 @@ from keyhole.experiments.specs import check_fields, spec_of
 from keyhole.parts import near_miss
 from keyhole.rounds.fields import flatten
 from keyhole.rounds.spec import RunSpec
+from keyhole.service.origins import check_origin
 
 FILE = "keyhole.toml"
 _LOOPBACK = "localhost"
@@ -43,6 +44,7 @@ class DeploySpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         token_days: how long tokens are good.
         certificates: of https addresses: of an authority made for this deployment alone, or
             requests for a real one.
+        pages: origins whose pages may use the slice services from a browser.
     """
 
     service: str = "http://127.0.0.1:8100"
@@ -54,8 +56,11 @@ class DeploySpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     data: str = "data.csv"
     token_days: Annotated[float, Meta(gt=0, le=3650)] = 7.0
     certificates: Literal["throw-away", "requests"] = "throw-away"
+    pages: list[str] = []
 
     def __post_init__(self) -> None:
+        for origin in self.pages:
+            check_origin(origin)
         if len(self.aggregators) not in (0, 2):
             raise InputError(
                 f"shares go to two aggregators: got {len(self.aggregators)} in [deploy]; expected "
