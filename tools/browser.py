@@ -1,7 +1,7 @@
 """Drives a headless Chromium through chromedriver, by the WebDriver protocol and nothing else.
 
 Both come with the system (`apt install chromium chromium-driver`); `missing` says which is not
-there. Used by the test of the page of `keyhole watch`, and by what takes its pictures.
+there. Used by the tests of pages, and by what takes pictures of them.
 """
 
 from __future__ import annotations
@@ -23,6 +23,24 @@ _ELEMENT = "element-6066-11e4-a52e-4f735466cecf"  # of the protocol: what names 
 _LONGEST = 60.0  # seconds that anything may take, on a machine with other work
 KEYS = {"Tab": "\ue004", "Space": "\ue00d", "Left": "\ue012", "Right": "\ue014", "Enter": "\ue007"}
 
+_PALE = """
+const part = (v) => (v /= 255) <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
+const light = (colour) => {
+  const [r, g, b] = colour.match(/[\\d.]+/g).map(Number).map(part);
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+};
+const of = (e) => getComputedStyle(e).backgroundColor;
+const isSeen = (e) => /^rgb\\(/.test(of(e)) || e === document.body;
+const behind = (e) => isSeen(e) ? of(e) : behind(e.parentElement);
+const words = (e) => [...e.childNodes].some((n) => n.nodeType === 3 && n.data.trim());
+const all = [...document.querySelectorAll('body *')];
+const shown = all.filter((e) => e.checkVisibility());
+return shown.filter((e) => !e.closest('svg') && words(e)).map((e) => {
+  const both = [light(getComputedStyle(e).color), light(behind(e))].sort((a, b) => b - a);
+  return [(both[0] + 0.05) / (both[1] + 0.05), e.textContent.slice(0, 40)];
+}).filter(([ratio]) => ratio < 4.5);
+"""
+
 
 def missing() -> str:
     """Returns the programs that are not installed, with commas between them."""
@@ -38,6 +56,16 @@ class Browser:
     def open(self, url: str) -> None:
         """Opens a page."""
         self._ask("POST", "/url", {"url": url})
+
+    def new_tab(self) -> str:
+        """Opens a tab and goes to it; returns what names it."""
+        tab: str = self._ask("POST", "/window/new", {"type": "tab"})["handle"]
+        self.go_to(tab)
+        return tab
+
+    def go_to(self, tab: str) -> None:
+        """Goes to a tab: everything else is about the one that was gone to last."""
+        self._ask("POST", "/window", {"handle": tab})
 
     def run(self, script: str, *given: object) -> Any:
         """Returns what a script returns, which finds what it is given in `arguments`."""
@@ -80,6 +108,10 @@ class Browser:
     def picture(self) -> bytes:
         """Returns what is shown, as PNG."""
         return base64.b64decode(self._ask("GET", "/screenshot"))
+
+    def pale(self) -> list[tuple[float, str]]:
+        """Returns the texts whose contrast with what is behind them is below 4.5, with it."""
+        return [(ratio, text) for ratio, text in self.run(_PALE)]
 
     def names(self) -> list[tuple[str, str]]:
         """Returns role and name of everything that a screen reader meets, in order."""
