@@ -137,13 +137,17 @@ def test_damage_that_stays_is_told(service, device):
     device.fetch(state.published.id, {"row": [1, 4]})
 
 
-def test_a_slow_service_is_asked_again(service, proxy):
+def test_a_slow_service_is_asked_again(service, proxy, by_hand):
     state = service.publish()
     url = f"http://127.0.0.1:{proxy.port}"
+
+    def wait():
+        by_hand.now += 61
+
     proxy.arm()
-    with service.device(url, timeouts=Timeouts(5, 0.1)) as device:
+    with service.device(url, timeouts=Timeouts(60, 60)) as device:
         device.known(state.published.id)
-        proxy.arm(DELAY, 40)
+        proxy.arm(DELAY, 40, wait)
         found = device.fetch(state.published.id, KEYS)
         assert found.traffic.requests == 2
         proxy.released.set()

@@ -28,6 +28,7 @@ class InProcessGrid(Grid):
         self.silent = set()
         self.twice = False  # whether every message arrives twice
         self.tells_expiry = True
+        self.clock = time.monotonic
         self.sizes = []
         self.pushed = []  # (node, type, ttl)
         self._replies, self._until = {}, {}
@@ -58,7 +59,7 @@ class InProcessGrid(Grid):
             arrived.metadata.__dict__["_message_id"] = name
             self.sizes.append(size)
             self.pushed.append((node, message.metadata.message_type, ttl))
-            self._until[name] = (time.monotonic() + ttl, message)
+            self._until[name] = (self.clock() + ttl, message)
             if node not in self.silent:
                 thread = threading.Thread(target=self._deliver, args=(name, node, arrived))
                 self._threads.append(thread)
@@ -72,7 +73,7 @@ class InProcessGrid(Grid):
             until, asked = self._until[name]
             if name in self._replies:
                 found.append(self._replies.pop(name))
-            elif time.monotonic() >= until and self.tells_expiry:
+            elif self.clock() >= until and self.tells_expiry:
                 gone = Error(ErrorCode.REPLY_MESSAGE_UNAVAILABLE, "expired")
                 found.append(Message(gone, reply_to=asked))
         return found

@@ -1,5 +1,7 @@
 """Flower gives the bytes of a run in process where all devices answer, and records as there."""
 
+import time
+
 import pytest
 from flwr.app import Error, Message
 from flwr.common.constant import ErrorCode
@@ -44,10 +46,11 @@ def rounds_of(grid, service, seconds=LONG, minimum=1, node_seconds=LONG, keyring
         Addresses(service.url),
         ring,
         every=0.01,
+        clock=grid.clock,
         **rest,
     )
-    inbox = SpoolInbox(service.spool)
-    return Served(service.publisher, inbox, summons, seconds=seconds, poll=0.005, named=True)
+    of_rounds = {"seconds": seconds, "poll": 0.005, "clock": grid.clock}
+    return Served(service.publisher, SpoolInbox(service.spool), summons, named=True, **of_rounds)
 
 
 def run_on(grid, service, plan, rounds=ROUNDS, **options):
@@ -130,9 +133,17 @@ def test_a_round_closes_with_the_first_that_answer(tmp_path):
 @pytest.mark.parametrize("tells_expiry", [True, False], ids=["told", "untold"])
 def test_a_silent_node_costs_its_clients_and_no_more_than_the_deadline(tmp_path, tells_expiry):
     plan, grid = toy.make_plan(), grid_of(*[None] * 5)
-    grid.tells_expiry = tells_expiry
+    grid.tells_expiry, ahead = tells_expiry, 0.0
+    grid.clock = lambda: time.monotonic() + ahead
+
+    def wait(waiting):
+        nonlocal ahead
+        if waiting.round == 0 and waiting.here == 4:  # nobody but the silent one is missing
+            ahead = LONG
+
     with small_service(tmp_path) as service:
-        kind = rounds_of(grid, service, seconds=1.0)
+        kind = rounds_of(grid, service)
+        kind.on_arrival = wait
         kind.summons.nodes.for_round([0])
         grid.silent = {12}
         run = start_run(toy.make_state(), toy.make_clients(), plan, kind=kind)

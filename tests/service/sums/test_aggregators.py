@@ -1,5 +1,6 @@
 """Two aggregators over sockets: the plain sum in the ring, and what they refuse."""
 
+import os
 import threading
 from contextlib import closing
 
@@ -27,6 +28,7 @@ from keyhole.errors import (
 )
 from keyhole.service.sum_files import SumFiles, sealing_key
 from keyhole.wire.assignment import shown
+from tests.helpers import LONG
 from tests.service.sums.aggregators import (
     COHORT,
     aggregators,
@@ -82,10 +84,12 @@ def test_a_device_that_tells_both_different_things_is_left_out(pair):
 
 def test_a_sum_that_is_never_closed_closes_by_itself(tmp_path):
     """At both, and everybody who is there is added."""
-    with aggregators(tmp_path, close_after=1.0) as pair:
+    with aggregators(tmp_path, close_after=LONG) as pair:
         terms = terms_of()
         pair.open(ROUND, terms)
         rows = [pair.share(ROUND, terms, name, seed) for seed, name in enumerate(COHORT[:3])]
+        for app in pair.apps:  # it has been open for long
+            os.utime(app.sums.files.path(ROUND, "opening"), (0, 0))
         assert [one.devices for one in pair.wait(ROUND)] == [COHORT[:3]] * 2
         pair.check_sum(ROUND, terms, rows)
 
