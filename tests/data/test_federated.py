@@ -56,7 +56,7 @@ def test_a_client_is_a_slice_of_each_column():
     data = three_clients().subset([2, 0])
     assert data.client(0)["label"].tolist() == [4, 5]
     assert lists(data.client(1)["words"]) == [[], [1], [2, 2]]
-    assert data.with_at_least(3).client_ids == ["a"]
+    assert data.with_min_examples(3).client_ids == ["a"]
 
 
 def test_a_pool_is_drawn_from_the_clients_of_a_subset_alone():

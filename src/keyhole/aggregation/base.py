@@ -76,7 +76,7 @@ class SumRequest:
 
     Args:
         results: of every client that was asked, in order.
-        keys_per_client: key space -> the most keys of a client; public.
+        keys_per_client: key space -> max keys of a client; public.
         seed_path: (seed, trial, round), from which the randomness of a simulation derives.
         with_counts: whether to say how many clients chose each key.
         blocks: updates that were added up where clients were trained, which results then
@@ -253,8 +253,8 @@ class AggregationAbout(About):
         return self.is_served and self.servers == 2
 
     def min_clients_for(self, asked: int, goal: int | None = None) -> int:
-        """The fewest clients of which a sum is opened where this many were asked, and no more than
-        `goal` waited for."""
+        """The min number of clients of which a sum is opened where this many were asked, and no
+        more than `goal` waited for."""
         share = ceil(self.min_share * asked)
         return max(self.min_clients or 0, share if goal is None else min(share, goal))
 

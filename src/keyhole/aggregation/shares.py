@@ -76,7 +76,7 @@ class SumFacts:
         model: SHA-256 of the manifest of the round, 32 bytes. The drivers of `exchange.py` put it
             in: the params stand in the manifest and cannot hold it.
         min_clients: below which neither server releases anything.
-        max_clients: the most that may be added; the ring holds no more.
+        max_clients: whose updates may be added; the ring holds no more.
         public_bytes: of what a client sends for both servers alike.
         own_bytes: of what it sends to each server alone.
         share_bytes: of a server's share of the sum, which it also holds while it adds up.

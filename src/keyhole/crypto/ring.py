@@ -69,7 +69,7 @@ class FixedPoint:
 
     Args:
         clip: numbers beyond +-clip are clipped to it; 2^-64 to 2^64.
-        cohort: the most clients whose numbers are added. That no more are is the caller's part.
+        cohort: max clients whose numbers are added. That no more are is the caller's part.
 
     Raises:
         InputError: an unusable clip or cohort, or a ring so small that fewer than 64

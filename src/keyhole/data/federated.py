@@ -142,9 +142,9 @@ class FederatedData:
         columns = {name: column[at] for name, column in self.columns.items()}
         return FederatedData.of(self.client_ids, self.counts, columns)
 
-    def with_at_least(self, examples: int) -> FederatedData:
-        """Returns the clients that have this many examples."""
-        return self.subset(np.flatnonzero(self.counts >= examples))
+    def with_min_examples(self, count: int) -> FederatedData:
+        """Returns the clients that have this many examples or more."""
+        return self.subset(np.flatnonzero(self.counts >= count))
 
 
 @dataclass(frozen=True, eq=False)
@@ -346,5 +346,5 @@ def _cut_at(data: FederatedData, is_held: Array) -> tuple[FederatedData, Federat
         columns = {name: column[at[side]] for name, column in data.columns.items()}
         counts = np.bincount(owner[side], minlength=len(data))
         whole = FederatedData.of(data.client_ids, counts, columns)
-        sides.append(whole.with_at_least(1))
+        sides.append(whole.with_min_examples(1))
     return sides[0], sides[1]

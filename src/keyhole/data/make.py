@@ -262,8 +262,8 @@ def _make_stackexchange(name: str, sources: Sequence[Path], progress: Progress) 
         progress(done, total)
     if name == "stackexchange_mini":
         often = {who: posts for who, posts in by_user.items() if len(posts) >= _MIN_POSTS}
-        most = sorted(often, key=lambda who: (-len(often[who]), who))[:_USERS]
-        by_user = {who: often[who] for who in most}
+        chosen = sorted(often, key=lambda who: (-len(often[who]), who))[:_USERS]
+        by_user = {who: often[who] for who in chosen}
     if not by_user:
         expected = f"{_MIN_POSTS} posts of one user" if name.endswith("mini") else "posts"
         raise bad_file(sources[0], "too few posts of users", expected)

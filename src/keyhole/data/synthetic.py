@@ -57,9 +57,9 @@ def check_sizes(**sizes: tuple[int, int]) -> None:
             )
 
 
-def draw_count(rng: np.random.Generator, fewest: int, most: int) -> int:
+def draw_count(rng: np.random.Generator, min_count: int, max_count: int) -> int:
     """Draws how many examples a client has; as many clients have 20..40 as 100..200."""
-    return int(fewest * ((most + 1) / fewest) ** rng.random())
+    return int(min_count * ((max_count + 1) / min_count) ** rng.random())
 
 
 RANK = 6  # of the taste

@@ -183,7 +183,7 @@ class Delivery(Protocol):
         """Returns the delivery with what a run says.
 
         Args:
-            keys_per_client: key space -> the most keys that a client may ask for; private
+            keys_per_client: key space -> max keys that a client may ask for; private
                 deliveries pad every request to it.
             allow_simulation: whether hardware may be simulated, which protects nothing.
 

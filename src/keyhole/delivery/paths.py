@@ -36,7 +36,7 @@ from keyhole.crypto.merkle import (
 from keyhole.errors import DamageError, StaleError
 
 TOP_NODES = 4096
-"""The most nodes of a top."""
+"""Max nodes of a top."""
 
 _AT_ONCE = 1 << 15  # keys whose paths are made together: what they take stays in a cache
 

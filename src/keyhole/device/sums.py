@@ -113,7 +113,7 @@ class SumPolicy:
     Args:
         min_clients: a sum that may be released with fewer is refused.
         max_clients: a sum of more is refused: the more may be added, the coarser the rounding.
-        max_clip: the most that a number of an update may count.
+        max_clip: to which a number of an update may count.
         min_noise: what each aggregator adds at least, over the norm to which updates are
             shortened; 0 takes part without noise.
         max_upload: bytes.

@@ -150,7 +150,7 @@ class Experiment:
     def task(self) -> TaskParts:
         """The task on this dataset."""
         minimum, splits = self.spec.client.min_examples, self.dataset.splits
-        train = splits["train"].with_at_least(minimum)
+        train = splits["train"].with_min_examples(minimum)
         if not (len(train) or self.dataset.is_at_devices):
             raise InputError(
                 f"no client has this many examples: got min_examples {minimum}; expected at "

@@ -68,7 +68,7 @@ def assign_device(classes: Sequence[DeviceClass], rng: np.random.Generator) -> D
 
 
 def keys_within(layout: Layout, model_bytes: int) -> dict[str, int]:
-    """Returns the most keys of each key space whose sub-model fits into `model_bytes`.
+    """Returns the max number of keys of each key space whose sub-model fits into `model_bytes`.
 
     With several key spaces each gets the same share of its keys, as large as fits.
 

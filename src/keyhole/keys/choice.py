@@ -155,7 +155,7 @@ class KeyContext:
 
     Args:
         counts: what occurs in its data.
-        max_keys: m, the most keys that it may hold; a device with less memory has fewer.
+        max_keys: m, how many keys it may hold; a device with less memory has fewer.
         rng: random numbers of this client in this round; those of the round, the same for all
             clients, where keys are shared.
         round: from 0.

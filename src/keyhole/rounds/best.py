@@ -144,9 +144,9 @@ class Goal:
             return None
         progress = self.progress(records)
         best = "never measured" if progress.value is None else f"{progress.value:.4g}"
-        least = f" by more than {self.min_delta:g}" if self.min_delta else ""
+        margin = f" by more than {self.min_delta:g}" if self.min_delta else ""
         return (
-            f"no better {self.metric}{least} in {progress.waited} evaluations; best {best}"
+            f"no better {self.metric}{margin} in {progress.waited} evaluations; best {best}"
             f"{'' if progress.rounds is None else f' after {progress.rounds} rounds'}"
         )
 

@@ -86,7 +86,7 @@ class Carried:
         finite number counts nowhere."""
         weight = (1.0 if report.weight is None else report.weight) * self._unit
         found = [weight]
-        for name, most in self.metrics.items():
+        for name, max_value in self.metrics.items():
             value = report.metrics.get(name)
             if value is None:
                 raise InputError(
@@ -96,7 +96,7 @@ class Carried:
                     "leave it out of sum_metrics"
                 )
             is_known = isfinite(value)
-            share = min(max(value / most, -1.0), 1.0) if is_known else 0.0
+            share = min(max(value / max_value, -1.0), 1.0) if is_known else 0.0
             found += [weight * share, weight * is_known]
         return np.array(found, np.float32)
 
@@ -113,8 +113,8 @@ class Carried:
         everyone = rows[0]
         told = everyone.rows[0, -self.size :] if len(everyone.keys) else np.zeros(self.size)
         means = {
-            name: MetricOfClients(most * float(told[1 + 2 * i]) / float(told[2 + 2 * i]))
-            for i, (name, most) in enumerate(self.metrics.items())
+            name: MetricOfClients(max_value * float(told[1 + 2 * i]) / float(told[2 + 2 * i]))
+            for i, (name, max_value) in enumerate(self.metrics.items())
             if told[2 + 2 * i] > 0
         }
         weight = float(told[0]) / self._unit if self.has_weights else None

@@ -88,14 +88,14 @@ class Clients:
         data: `client -> its data`; may load it from disk. A client that chooses keys and trains on
             what was made once must not change it.
         choose: `(data, context) -> keys`: one `Keys`, or several in a list or by the name of their
-            key space. `context.max_keys` has the most of each; see `ClientContext`.
+            key space. `context.max_keys` has the max of each; see `ClientContext`.
         train: `(sub-model, data, rng) -> update`, start minus end, shaped as the sub-model, or a
             `Report` that holds it; it may take a `TrainContext`, too.
         localize: `(data, keys) -> data` in which keys are counted among the client's own, as the
             sub-model has them; `keys` are by the name of their key space. Data that name no keys
             stay as they are.
         states: what clients keep between rounds; a run has its own.
-        max_state_bytes: the most that one client may keep.
+        max_state_bytes: that one client may keep.
         users: how many clients have each key, for choices that need it; None where clients know
             their own data alone.
         frozen: leaves of the model that are not trained, and who has received them; a run has its

@@ -16,7 +16,7 @@ from pathlib import Path
 from keyhole.files import make_directory, storage_errors, write_together
 
 MAX_STATE_BYTES = 16 << 20
-"""The most that one client keeps between rounds unless told otherwise."""
+"""Max bytes that one client keeps between rounds unless told otherwise."""
 
 _AT_ONCE = 256  # files that are open at a time
 _NAME = re.compile(r"(\d+)-(\d+)")

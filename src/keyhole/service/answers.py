@@ -29,7 +29,7 @@ Places: TypeAlias = NDArray[np.int64]
 
 
 def max_bytes_of(asks: Sequence[Ask], tables: Sequence[SliceTable], limit: int) -> int:
-    """Returns the most that an answer can take; raises TooLargeError above the limit."""
+    """Returns the max bytes that an answer can take; raises TooLargeError above the limit."""
     total = sum([_max_bytes(ask, tables[ask.table].info) for ask in asks])
     if total > limit:
         raise TooLargeError(
@@ -90,7 +90,7 @@ async def _changed_alone(
 
 
 def _max_bytes(ask: Ask, info: TableInfo) -> int:
-    """The most that the answer to one block can take: a proof, bits and records."""
+    """The max bytes that the answer to one block can take: a proof, bits and records."""
     count = len(ask.keys)
     proof = HASH_BYTES * max_proof_nodes(info, count) if ask.wants_proof else 0
     return proof + count * (info.record_bytes + 1)

@@ -72,8 +72,8 @@ class DeviceEvaluation:
             served.on_arrival(Waiting(t, waiting, cohorts.needed, [], is_drawn=False))
 
         names = lobby.evaluators(t, cohorts, parts.draws, tell)
-        most = self.parts.max_weight
-        asked = Evaluates(list(self.names), int(most) if most < inf else _MAX_EXAMPLES)
+        bound = self.parts.max_weight
+        asked = Evaluates(list(self.names), int(bound) if bound < inf else _MAX_EXAMPLES)
         told = {**served.settings(t, parts, self.clients.users), **asked.settings()}
         sums = replace(parts, keys_per_client={}, norms=None)
         asks = Asks(asked.layout, sums, told, _PURPOSE, self.clients.frozen_state)

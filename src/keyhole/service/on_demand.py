@@ -263,7 +263,7 @@ class SlabTable:
     Args:
         source: the select function; called on the executor, and the same for the whole round.
         max_bytes: that kept slices may take.
-        batch_keys: the most that the source is given at once.
+        batch_keys: max keys that the source is given at once.
     """
 
     def __init__(

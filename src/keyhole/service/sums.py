@@ -99,7 +99,7 @@ class AggregatorSettings:
             )
 
     def _minimum(self, opening: SumOpening, facts: SumFacts) -> int:
-        """The fewest clients that a sum may be released with."""
+        """The min number of clients that a sum may be released with."""
         if self.min_clients is not None:
             return self.min_clients
         about = about_of(self.aggregation)

@@ -299,7 +299,7 @@ class Accountant:
             run one without a guarantee.
         delta: below one over the population: a mechanism that published one client at random would
             have a delta of that.
-        budget: the most epsilon to spend; None sets no bound.
+        budget: max epsilon to spend; None sets no bound.
 
     >>> mechanism = Mechanism("fixed", 342_477, 50, 1.0, "replace-one")
     >>> accountant = Accountant(mechanism, delta=1e-6, budget=4.0)

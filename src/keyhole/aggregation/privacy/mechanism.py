@@ -59,7 +59,7 @@ class Privacy:
         clip: C, the L2 clipping norm of one client's update.
         noise: z, standard deviation of the noise on a sum over C.
         delta: for which epsilon is stated; below one over the population.
-        budget: the most epsilon that may be spent; a round that would spend more does not start.
+        budget: max epsilon; a round that would spend more does not start.
         threshold: of "thresholded": noisy counts below it drop a row, in clients.
         rounds: of "correlated": for how many the noise is planned.
         bands: of "correlated": number of bands of the noise-correlation matrix (a banded inverse,

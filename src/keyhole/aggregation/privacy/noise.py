@@ -57,7 +57,7 @@ from keyhole.errors import InputError, ShapeError
 from keyhole.server.row_sums import RowUpdate
 
 LARGEST = sqrt(128 * log(2))
-"""The most standard deviations that a number can be away from zero: 9.42."""
+"""Max standard deviations that a number can be away from zero: 9.42."""
 
 _CHUNK = 1 << 14  # numbers at a time: their words and results stay in the second-level cache
 _RING = {2: np.dtype(np.uint16), 4: np.dtype(np.uint32)}

@@ -188,7 +188,7 @@ class SumParams:
 
     Args:
         round: 16 bytes: its name. A name is used once.
-        max_clients: the most that may be added; the ring holds no more.
+        max_clients: whose updates may be added; the ring holds no more.
         min_clients: below which neither server releases anything.
         clip: numbers beyond it are clipped by the client.
         with_counts: a row has one more element: how many clients sent the key. The trainer learns

@@ -334,7 +334,7 @@ class Enclave:
     that has ended or hangs is lost with its round; the next round starts another.
 
     Args:
-        keys_per_client: key space -> the most keys that a client may ask for; public.
+        keys_per_client: key space -> max keys that a client may ask for; public.
         coding: of the cut parts.
         allow_simulation: accepts evidence that no hardware stands behind, which is all there is
             here: an attester of real hardware is none of ours.

@@ -264,7 +264,7 @@ class BlindRelay:
     """Retrieves by Oblivious HTTP, with requests mixed over the cohort.
 
     Args:
-        keys_per_client: key space -> the most keys that a client may ask for; public.
+        keys_per_client: key space -> max keys that a client may ask for; public.
         coding: of the cut parts.
     """
 

@@ -113,8 +113,8 @@ def to_markdown(tables: Sequence[PriceTable]) -> str:
     slice_bytes = f"{tables[0].slice_bytes:,}"
     ends = [("way", *(f"K = {table.num_keys:,}" for table in tables))]
     for way, label in LABELS.items():
-        most = [(table.break_even[way], table.num_keys) for table in tables]
-        ends.append((label, *(f"{end:,} ({write_percent(end / k)})" for end, k in most)))
+        found = [(table.break_even[way], table.num_keys) for table in tables]
+        ends.append((label, *(f"{end:,} ({write_percent(end / k)})" for end, k in found)))
     sent = [("K", "m", Broadcast().about.title, *LABELS.values())]
     sent += [
         (f"{table.num_keys:,}", f"{m:,}", *(_megabytes(table, way, m) for way in _all_ways()))
