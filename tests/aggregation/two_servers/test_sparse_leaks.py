@@ -5,7 +5,6 @@ are put to a linear distinguisher: that finds bugs and proves nothing; planted l
 would find one. Work is counted, never timed.
 """
 
-import sys
 from functools import cache
 
 import numpy as np
@@ -15,10 +14,8 @@ from keyhole.aggregation.two_servers import client as sparse_points
 from keyhole.aggregation.two_servers.server import SparsePart
 from keyhole.crypto import dpf
 from tests.aggregation.two_servers.sparse_sums import client_of, servers_of, shares_of, terms_of
-from tests.delivery.pir.distinguisher import bits_of, compare
-from tests.helpers import ROOT
+from tests.delivery.pir.distinguisher import bits_of, compare, work_of
 
-PRIVATE = tuple(str(ROOT / "src" / "keyhole" / folder) for folder in ("crypto", "aggregation"))
 HEAD_BYTES = 56
 CLIENTS = 250  # of each kind
 TERMS = terms_of(num_keys=7, width=2, max_keys=2, bits=16, with_counts=True)
@@ -154,28 +151,14 @@ def test_one_bit_that_depends_on_the_rows_of_three_clients_in_four_would_be_foun
 # Counted
 
 
-def work_of(server, client, party):
-    """Every line of `private/` that a server executes, in order, and the shape of every array that
-    one function hands to the next."""
-    lines = []
+def work_of_server(server, client, party):
+    """What an aggregator does with the message of a client."""
 
-    def watch(frame, event, _):
-        code = frame.f_code
-        if not code.co_filename.startswith(PRIVATE):
-            return None
-        held = frame.f_locals if event == "call" else {}
-        shapes = [value.shape for value in held.values() if isinstance(value, np.ndarray)]
-        lines.append((event, code.co_filename, frame.f_lineno, *shapes))
-        return watch
-
-    before = sys.gettrace()
-    sys.settrace(watch)
-    try:
+    def act():
         server.add(*client.to(party))
         server._work()
-    finally:
-        sys.settrace(before)
-    return lines
+
+    return work_of(act, "crypto", "aggregation")
 
 
 @parties
@@ -184,7 +167,7 @@ def test_a_server_does_the_same_work_in_the_same_order_for_all_keys(party):
     terms.placement.members()  # what is worked out once, on first use
     kinds = [], [0], [299], range(10), range(5, 300, 60)
     work = [
-        work_of(SparsePart(terms, party), client_of(terms, keys, seed), party)
+        work_of_server(SparsePart(terms, party), client_of(terms, keys, seed), party)
         for seed, keys in enumerate(kinds)
     ]
     assert len(work[0]) > 100

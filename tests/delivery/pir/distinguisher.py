@@ -1,13 +1,16 @@
-"""Telling two kinds of messages apart by their bits.
+"""Telling two kinds of messages apart by their bits, or by the work that they make.
 
 It finds bugs and proves nothing: that no linear rule tells messages apart does not mean that no
 rule does. What hides keys is the argument in each scheme's docstring.
 """
 
+import sys
 from dataclasses import dataclass
 from statistics import NormalDist
 
 import numpy as np
+
+from tests.helpers import ROOT
 
 MAX_SD = 4.5
 """Of what a rule may get right beyond chance: passed by chance once in 300,000 times."""
@@ -92,3 +95,27 @@ def _right(first, second, weights, middle):
 
 def _signs(bits):
     return bits.astype(np.float32) * 2 - 1
+
+
+def work_of(act, *folders):
+    """Every line of these folders of the library that an act executes, in order, and the shape of
+    every array that one function hands to the next."""
+    private = tuple(str(ROOT / "src" / "keyhole" / folder) for folder in folders)
+    lines = []
+
+    def watch(frame, event, _):
+        code = frame.f_code
+        if not code.co_filename.startswith(private):
+            return None
+        held = frame.f_locals if event == "call" else {}
+        shapes = [value.shape for value in held.values() if isinstance(value, np.ndarray)]
+        lines.append((event, code.co_filename, frame.f_lineno, *shapes))
+        return watch
+
+    before = sys.gettrace()
+    sys.settrace(watch)
+    try:
+        act()
+    finally:
+        sys.settrace(before)
+    return lines

@@ -14,13 +14,11 @@ import pytest
 from keyhole.delivery.pir import scan as xor_scan
 from keyhole.delivery.pir.database import PirParams
 from keyhole.delivery.pir.two_server import Batch
-from tests.delivery.pir.distinguisher import MAX_SD, bits_of, compare
+from tests.delivery.pir.distinguisher import MAX_SD, bits_of, compare, work_of
 from tests.delivery.pir.mutations import body_of
 from tests.delivery.pir.schemes import BATCHED, PAIRS, SCHEMES, seeded, small_table_of, table_of
-from tests.helpers import ROOT
 
 scheme = pytest.mark.parametrize("scheme", SCHEMES)
-PRIVATE = tuple(str(ROOT / "src" / "keyhole" / folder) for folder in ("crypto", "delivery"))
 
 QUERIES = 400  # of each kind
 SHAPE = (3, 2)  # bytes of a record, keys of a query
@@ -34,27 +32,9 @@ worlds = pytest.mark.parametrize("world", WORLDS)
 # Counted
 
 
-def work_of(server, message):
-    """Every line of `crypto/` and `delivery/` that a server executes for a query, in order, and the
-    shape of every array that one function hands to the next."""
-    lines = []
-
-    def watch(frame, event, _):
-        code = frame.f_code
-        if not code.co_filename.startswith(PRIVATE):
-            return None
-        held = frame.f_locals if event == "call" else {}
-        shapes = [value.shape for value in held.values() if isinstance(value, np.ndarray)]
-        lines.append((event, code.co_filename, frame.f_lineno, *shapes))
-        return watch
-
-    before = sys.gettrace()
-    sys.settrace(watch)
-    try:
-        server.answer([message])
-    finally:
-        sys.settrace(before)
-    return lines
+def work_of_server(server, message):
+    """What a server does with a query."""
+    return work_of(lambda: server.answer([message]), "crypto", "delivery")
 
 
 @scheme
@@ -66,7 +46,7 @@ def test_a_server_does_the_same_work_in_the_same_order_for_all_keys(scheme, shap
     asked = [[], [0], [num_keys - 1], [5] * 9, range(max_keys), seeded(0).permutation(2)]
     questions = [table.query(keys).messages() for keys in asked]
     for number, server in enumerate(table.servers):
-        work = [work_of(server, messages[number]) for messages in questions]
+        work = [work_of_server(server, messages[number]) for messages in questions]
         assert len(work[0]) > 20
         assert all(lines == work[0] for lines in work)
 
@@ -76,7 +56,7 @@ def test_another_line_of_work_would_be_seen():
     tables = [table_of("two-server", 21, 3, max_keys) for max_keys in (2, 3)]
     for table in tables:
         table.retrieve([0])
-    works = [work_of(table.servers[0], table.query([0]).messages()[0]) for table in tables]
+    works = [work_of_server(table.servers[0], table.query([0]).messages()[0]) for table in tables]
     assert works[0] != works[1]
 
 
