@@ -3,12 +3,16 @@
 import re
 import subprocess
 import sys
+from dataclasses import fields
 
 import pytest
 
+from keyhole import keys
 from tests.helpers import ROOT
 
-PAGES = ("algorithm", "data", "delivery", "engine", "metric", "optimizer", "sum", "task")
+PAGES = [path.stem.removeprefix("own-") for path in sorted((ROOT / "docs").glob("own-*.md"))]
+PAGES.remove("model")  # its blocks exclude one another: tests/test_own_model.py
+KEYS_PAGE = (ROOT / "docs" / "own-keys.md").read_text()
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -38,3 +42,19 @@ def test_the_train_commands_of_the_page_work_as_printed(page, tmp_path):
         done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
     assert len(list(tmp_path.glob("*/*/trial-0/result.json"))) == len(commands)
+
+
+def test_the_choice_of_the_page_on_keys_takes_ten_lines_at_most():
+    strategy = re.findall(r"```python\n(.*?)```", KEYS_PAGE, re.S)[0]
+    assert "def distinctive" in strategy
+    assert len([line for line in strategy.splitlines() if line.strip()]) <= 10
+
+
+def test_every_choice_and_all_that_it_is_told_are_on_the_page_on_keys():
+    facts, brought = KEYS_PAGE.split("## What keyhole brings")
+    for name in re.findall(r"^\| `(\w+)", brought, re.M):
+        assert hasattr(keys, name), name
+    told = {field.name for field in fields(keys.KeyContext)} | {"space"}
+    assert set(re.findall(r"^\| `(\w+)", facts, re.M)) == told
+    for choice in keys.CHOICES.values():
+        assert f"| `{choice.__name__}`" in KEYS_PAGE
