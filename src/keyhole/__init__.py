@@ -55,10 +55,9 @@ if typing.TYPE_CHECKING:
     from keyhole.experiments.experiment import Experiment
     from keyhole.front.compare import Comparison, compare
     from keyhole.front.devices import Devices
-    from keyhole.front.opening import open_run
     from keyhole.front.run import TrainedRun
     from keyhole.front.task import Task
-    from keyhole.front.train import train
+    from keyhole.front.train import open_run, train
     from keyhole.keys.choice import Choice
     from keyhole.models.client_update import ClientUpdate
     from keyhole.models.model import Model
@@ -141,10 +140,9 @@ _ON_DEMAND = {  # module -> names that it is loaded for
     "experiments.experiment": "Experiment",
     "front.compare": "Comparison compare",
     "front.devices": "Devices",
-    "front.opening": "open_run",
     "front.run": "TrainedRun",
     "front.task": "Task",
-    "front.train": "train",
+    "front.train": "open_run train",
     "keys.choice": "Choice",
     "models.model": "Model",
     "models.client_update": "ClientUpdate",

@@ -14,7 +14,7 @@ from keyhole.cli.publish import publish
 from keyhole.data.open import make_synthetic
 from keyhole.device.device import Device
 from keyhole.errors import InputError, KeyholeError
-from keyhole.front.opening import open_run
+from keyhole.front.train import open_run
 from keyhole.server.snapshots import load_snapshot
 from keyhole.service.reading import RoundsDirectory, verify_round
 from tests.helpers import ROOT, assert_trees_equal

@@ -29,8 +29,8 @@ from keyhole.experiments.statistics import (
     spreads_of,
 )
 from keyhole.files import make_directory, storage_errors
-from keyhole.front.opening import open_run
 from keyhole.front.run import Against, TrainedRun, placed_curve
+from keyhole.front.train import open_run
 
 if TYPE_CHECKING:
     from keyhole.experiments.report.comparison import Drawing
