@@ -7,7 +7,6 @@ reaches all of them: each finishes and stores the round under way, and takes no 
 from __future__ import annotations
 
 import os
-import pickle
 import signal
 import threading
 import warnings
@@ -31,7 +30,7 @@ from keyhole.experiments.trackers import run_tracked, trackers_of
 from keyhole.experiments.trial import Result
 from keyhole.rounds.cores import Cores, start_jax
 from keyhole.rounds.spec import RunSpec
-from keyhole.rounds.workers import count_cores
+from keyhole.rounds.workers import count_cores, portable
 from keyhole.signals import stop_on_signals
 
 _LOOK = 0.5  # seconds between two looks at whether to stop
@@ -152,7 +151,7 @@ def _work(line: Connection, cores: int) -> None:
             try:
                 found: Any = None if stop.is_set() else _run(cell, opened, cores, stop)
             except Exception as error:  # noqa: BLE001 - is raised where the sweep was asked for
-                found = _portable(error)
+                found = portable(error, "a trial", "without --processes")
             line.send(found)
 
 
@@ -173,15 +172,3 @@ def _run(
         stop=stop,
         keep_state=cell.keep_state,
     )
-
-
-def _portable(error: Exception) -> Exception:
-    """The error, or one that says the same where it cannot be sent to another process."""
-    try:
-        pickle.loads(pickle.dumps(error))  # nosec B301 - made here
-    except Exception:  # noqa: BLE001 - whatever keeps it from being sent
-        return WorkerError(
-            f"a trial has failed in its process: got {type(error).__name__}: {error}; expected a "
-            "result; run it alone, without --processes, to see where"
-        )
-    return error

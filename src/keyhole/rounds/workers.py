@@ -172,16 +172,21 @@ def _serve(connection: Connection, factory: Callable[[], Clients]) -> None:
         connection.send(answer)
 
 
-def portable(error: Exception) -> Exception:
+def portable(error: Exception, who: str = "a client", alone: str = "without workers") -> Exception:
     """Returns the error if it survives the way to the parent, with the lines of your own code that
-    led to it, or else its words."""
+    led to it, or else its words.
+
+    Args:
+        who: failed.
+        alone: how to run it where the error shows.
+    """
     if lines := own_frames(error):
         error.add_note(f"in a worker:\n{lines}")
     try:
         pickle.loads(pickle.dumps(error))  # of this process  # nosec B301
     except Exception:  # noqa: BLE001
         return WorkerError(
-            f"a client failed with an error that does not pickle: got {error!r}; expected an "
-            "update or an exception; run without workers to see where"
+            f"{who} failed with an error that does not pickle: got {error!r}; expected a result, "
+            f"or an exception that does; run {alone} to see where"
         )
     return error

@@ -58,6 +58,11 @@ class TakenUpdate:
         return f"TakenUpdate({'refused' if self.update is None else 'taken'})"
 
 
+def _any_numbers(update: Tree) -> bool:
+    """Nothing else need hold; a lambda would not reach worker processes."""
+    return True
+
+
 @dataclass(frozen=True)
 class InputBound:
     """How long an update may be, and what is done with a longer one where it arrives.
@@ -88,7 +93,7 @@ class InputBound:
     is_checked: bool = True
     keeps_norms: bool = False
     max_weight: float | None = None
-    allows: Callable[[Tree], bool] = lambda _: True
+    allows: Callable[[Tree], bool] = _any_numbers
 
     def __post_init__(self) -> None:
         if self.max_weight is not None and not self.max_weight > 0:
