@@ -39,6 +39,7 @@ FACTS = frozenset(
         "requests",
         "round",
         "round_id",
+        "run",
         "seconds",
         "step",
         "updates",

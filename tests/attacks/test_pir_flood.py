@@ -13,7 +13,8 @@ import httpx
 import numpy as np
 
 from keyhole.delivery.pir.two_server import TwoServerPir
-from keyhole.service.access import Access, Guards
+from keyhole.service.access import Access
+from keyhole.service.guards import Guards
 from tests.service.in_process import NOW, RING, bearer
 from tests.service.pir.one_service import BINARY, PirService
 

@@ -12,7 +12,7 @@ import pytest
 from keyhole.cli.main import keyhole
 from keyhole.errors import InputError
 from keyhole.project.kits import check_kit, device_names, provision
-from keyhole.project.parties import commands_of, device_command
+from keyhole.project.parties import commands_of, device_command, trainer_args
 from keyhole.project.spec import FILE, Project
 from tests.project.test_spec import changed, folder, private  # noqa: F401 - a fixture
 
@@ -161,6 +161,24 @@ def test_kits_of_another_deployment_are_not_mixed(two_operators, tmp_path):
 def test_a_device_cannot_take_the_place_of_a_party(two_operators, tmp_path, name):
     with pytest.raises(InputError):
         made(two_operators, tmp_path / "kits", [name])
+
+
+def test_a_run_of_a_name_has_a_folder_of_its_own_at_both_servers(two_operators):
+    folder = two_operators.folder  # noqa: F811
+    for party in ("one", "two"):
+        port = 8100 if party == "one" else 8200
+        url = f"https://{party}.example:{port}"
+        if party == "two":
+            project = changed(folder, url, f"{url}/runs/tags")
+        else:
+            with pytest.raises(InputError, match="different runs: got '' at second and 'tags'"):
+                changed(folder, url, f"{url}/runs/tags")
+    trainer = trainer_args(project, Path("kit"))
+    assert trainer[:2] == ["--devices", "/srv/keyhole/tags"]
+    (served, push), (second, pull) = (commands_of(project, p) for p in ("service", "second"))
+    assert (served.args[:2], push.args[2]) == (("serve", "/srv/keyhole"), "/srv/keyhole/tags")
+    assert (second.args[:2], pull.args[3]) == (("serve", "rounds"), "rounds/tags")
+    assert device_command(project, "ann").args[1] == "https://one.example:8100/runs/tags"
 
 
 def test_requests_stand_in_place_of_certificates(two_operators, tmp_path):

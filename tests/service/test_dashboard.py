@@ -22,7 +22,7 @@ def shown(tmp_path_factory):
     metrics = Metrics()
     metrics.route("slices").count(200, 0.1)
     metrics.refuse("ProtocolError")
-    metrics.show(lambda: round_gauges(everything))
+    metrics.show(lambda: round_gauges({"": everything}))
     trainer = TrainerTelling(tmp_path_factory.mktemp("rounds"), tmp_path_factory.mktemp("run"))
     page = (metrics.page() + trainer.page()).decode()
     samples = re.findall(r"^(keyhole_\w+?)(?:\{(.*?)\})? \S+$", page, re.M)

@@ -25,13 +25,15 @@ from keyhole.server.optimizers import SGD
 from keyhole.server.state import ServerState
 from keyhole.service.inbox import Waiting
 from keyhole.service.lobby import WaitingRoom
+from keyhole.service.publishing import Publisher
 from keyhole.service.status import PROGRESS, RoundFiles, read_progress
 from keyhole.service.telling import ServiceTelling, TrainerTelling
 from keyhole.wire.assignment import CheckIn, device_name
 from keyhole.wire.sockets import Clock
 from tests.service.living_devices import living
 from tests.service.pir.pair import pair
-from tests.service.small_service import small_service
+from tests.service.small_service import LAYOUT as SMALL
+from tests.service.small_service import random_state, small_service
 from tests.service.sums.aggregators import aggregators
 from tests.service.sums.private_run import served
 
@@ -122,6 +124,23 @@ def leaks_in(shown):
     """Whether a text has a key of a client, a number of an update or the name of a device."""
     keys = {str(key) for client in range(CLIENTS) for key in keys_of(client)}
     return keys & set(re.findall(r"\b\d+\b", shown)) or re.search(r"device-\d|0\.317", shown)
+
+
+def test_a_service_of_several_runs_tells_of_each_by_its_name(tmp_path, capsys):
+    now = [1000.0]
+    watcher = ServiceTelling("service", tmp_path, now=lambda: now[0])
+    with writing_logs("json"):
+        for name in ("tags", "films"):
+            with Publisher(tmp_path / name) as publisher:
+                options = {"number": len(name), "cohort": ["dora"], "durable": False}
+                publisher.publish_state(random_state(SMALL), **options)
+        for _ in range(2):
+            watcher(lambda: {"checked_in": 3, **dict.fromkeys(COUNTS, 0)})
+            now[0] += 60
+    told = [
+        (line["run"], line["round"], line["text"]) for line in lines_of(capsys.readouterr().err)
+    ]
+    assert told == [("films", 5, "films: round 5 is open"), ("tags", 4, "tags: round 4 is open")]
 
 
 COUNTS = ("stored", "bytes", "private", "relayed", "refusals")

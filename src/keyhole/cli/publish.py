@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,10 +59,11 @@ def publish(
 def _publish(
     publisher: Publisher, run: SavedTrial, coding: str, options: dict[str, Any]
 ) -> Published:
-    from keyhole.service.directory import read_current
+    from keyhole.service.numbering import Numbering
 
-    current, draws = read_current(publisher.directory), draws_of(run.directory)
-    number = 0 if current is None else current.number + 1
+    # As the round of a run of its own: one whose trainer uses this directory counts on from it.
+    number = Numbering(publisher, secrets.token_hex(16)).of(0)
+    draws = draws_of(run.directory)
     found = run.recover(options["threads"])
     with closing(found.store):
         for note in found.notes:

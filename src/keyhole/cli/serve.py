@@ -6,6 +6,7 @@ Further options make it a server of private retrieval or a gateway, and add rout
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from functools import partial
@@ -37,9 +38,11 @@ from keyhole.cli.spec_options import data_option
 from keyhole.errors import InputError
 
 if TYPE_CHECKING:
-    from keyhole.service.access import Access, Guards
+    from keyhole.service.access import Access
     from keyhole.service.admission import BlindAdmission
     from keyhole.service.app import App
+    from keyhole.service.guards import Guards
+    from keyhole.service.limits import Limits
     from keyhole.service.metrics import Metrics
     from keyhole.service.routes import Application, Route
     from keyhole.wire.assignment import RoundSource
@@ -51,12 +54,11 @@ if TYPE_CHECKING:
 _MEMORY_MB = 4096  # for tables of private retrieval, unless told
 
 
-def extra_routes(
-    options: Mapping[str, Any], workers: int, directory: Path | None = None
-) -> Callable[[RoundSource], ExtraRoutes]:
-    """Returns what makes further routes, once a worker has opened its rounds.
+def extra_routes(options: Mapping[str, Any], workers: int) -> Callable[..., ExtraRoutes]:
+    """Returns what makes further routes, once a worker has opened the rounds of a run.
 
-    With a `directory` to keep what it signed and took, the service admits devices without a name.
+    It is called with these rounds, and with the folder and the name of the run where the service
+    keeps what it signed and took, to admit devices without a name.
     """
     if workers > 1:
         # A server refuses a message that it has seen; workers do not tell each other what they saw.
@@ -73,26 +75,33 @@ def extra_routes(
         settings = _pir_settings(options)
         server = settings.role.server
         makers.append(partial(query_routes, settings=settings))
-    if directory is not None and (options["token_key"] or options["admission"]):
-        from keyhole.service.admission import admission_routes
-
-        admission = _admission(directory, options)
-        makers.append(partial(admission_routes, admission=admission, server=server))
     if options["gateway_key"] is not None:
         from keyhole.delivery.relay.ohttp import load_gateway_keys
         from keyhole.service.gateway import gateway_routes
 
         makers.append(partial(gateway_routes, keys=load_gateway_keys(options["gateway_key"])))
-    return lambda rounds: [make(rounds) for make in makers]
+
+    def extra(rounds: RoundSource, folder: Path | None = None, run: str = "") -> ExtraRoutes:
+        found = [make(rounds) for make in makers]
+        if folder is not None and (options["token_key"] or options["admission"]):
+            from keyhole.service.admission import admission_routes
+
+            admission = _admission(folder, run, options)
+            found.append(admission_routes(rounds, admission=admission, server=server))
+        return found
+
+    return extra
 
 
-def _admission(directory: Path, options: Mapping[str, Any]) -> BlindAdmission:
+def _admission(folder: Path, run: str, options: Mapping[str, Any]) -> BlindAdmission:
     """What admits devices without a name: by keys of its own, or of the service of --admission."""
     from keyhole.service.admission import AdmissionFiles, BlindAdmission, KeysOf
 
     if options["admission"] is None:
-        return BlindAdmission(AdmissionFiles(directory))
-    return BlindAdmission(AdmissionFiles(directory), KeysOf(client_of(options, "admission")))
+        return BlindAdmission(AdmissionFiles(folder))
+    of_run = options["admission"].rstrip("/") + (f"/runs/{run}" if run else "")
+    keys = KeysOf(client_of({**options, "admission": of_run}, "admission"))
+    return BlindAdmission(AdmissionFiles(folder), keys)
 
 
 def _check_queries(options: Mapping[str, Any]) -> None:
@@ -285,7 +294,11 @@ def _origins(_: click.Context, option: click.Parameter, given: tuple[str, ...]) 
     "`keyhole token gateway-key`. One process.",
 )
 def serve(directory: Path, workers: int, **options: Any) -> None:
-    """Serve the slices of the rounds in DIRECTORY until interrupted."""
+    """Serve the slices of the rounds in DIRECTORY until interrupted.
+
+    Several runs can share a service: rounds in DIRECTORY/NAME are those of run NAME, whose URL is
+    that of the service with /runs/NAME behind it.
+    """
     from keyhole.service.access import Access, Keyring, new_key
     from keyhole.service.limits import Limits
     from keyhole.service.origins import WithOrigins
@@ -302,7 +315,7 @@ def serve(directory: Path, workers: int, **options: Any) -> None:
         queries_per_token=options["queries_per_token"],
         cpu_per_address=options["cpu_per_address"] or inf,
     )
-    extra = extra_routes(options, workers, directory)
+    extra = extra_routes(options, workers)
     if options["on_demand"] and workers > 1:
         raise click.UsageError("--on-demand computes each slice once, in one process")
     if not options["on_demand"]:
@@ -323,40 +336,55 @@ def serve(directory: Path, workers: int, **options: Any) -> None:
 def _published_app(
     directory: Path,
     options: Mapping[str, Any],
-    extra: Callable[[RoundSource], ExtraRoutes],
+    extra: Callable[..., ExtraRoutes],
     access: Access,
+    limits: Limits,
     metrics: Metrics,
-    **known: Any,
+) -> Application:
+    """Makes the service of one worker, for the run of the folder itself and those below it."""
+    from keyhole.service.guards import Guards
+    from keyhole.service.runs import RunsApp
+    from keyhole.service.status import RunsFiles
+    from keyhole.service.telling import gauges_of
+
+    metrics.show(partial(gauges_of, RunsFiles(directory)))
+    guards = Guards(access, limits, metrics, time.time)
+    make = partial(_run_app, directory, options, extra, guards)
+    return RunsApp(make(""), directory, make)
+
+
+def _run_app(
+    directory: Path,
+    options: Mapping[str, Any],
+    extra: Callable[..., ExtraRoutes],
+    guards: Guards,
+    run: str,
 ) -> App:
-    """Makes the service of one worker."""
+    """Makes what answers for one run."""
     from keyhole.service.app import App
     from keyhole.service.lobby import WaitingRoom
     from keyhole.service.reading import RoundsDirectory
     from keyhole.service.spool import UpdateSpool
-    from keyhole.service.status import UPDATES, RoundFiles
-    from keyhole.service.telling import gauges_of
+    from keyhole.service.status import UPDATES
     from keyhole.wire.assignment import Pace, admit
 
-    metrics.show(partial(gauges_of, RoundFiles(directory)))
-    rng, rounds = random.SystemRandom(), RoundsDirectory(directory)
-    pace = Pace(options["spread"], options["again"])
+    folder, rng = directory / run, random.SystemRandom()
+    rounds, pace = RoundsDirectory(folder), Pace(options["spread"], options["again"])
     return App(
         rounds,
-        access=access,
-        spool=None if options["token_key"] is None else UpdateSpool(directory / UPDATES),
+        spool=None if options["token_key"] is None else UpdateSpool(folder / UPDATES),
         admit=partial(admit, pace=pace, uniform=rng.random),
-        note=WaitingRoom(directory).note,
-        extra_routes=extra(rounds),
+        note=WaitingRoom(folder).note,
+        extra_routes=extra(rounds, folder, run),
         rng=rng,
-        metrics=metrics,
-        **known,
+        guards=guards.of_run(run),
     )
 
 
 def _on_demand_app(
     run: Path,
     options: Mapping[str, Any],
-    extra: Callable[[RoundSource], ExtraRoutes],
+    extra: Callable[..., ExtraRoutes],
     metrics: Metrics,
     **known: Any,
 ) -> App:
@@ -392,12 +420,15 @@ def _on_demand_app(
 
 
 def _check(directory: Path, options: Mapping[str, Any]) -> None:
-    """Holds the current round against the options; compares every record with its sum if told."""
+    """Holds the current round of each run against the options; compares every record with its sum
+    if told."""
     from keyhole.service.reading import RoundsDirectory, verify_round
+    from keyhole.service.status import run_names
 
-    with closing(RoundsDirectory(directory)) as rounds:
-        check_tables(options, rounds)
-        current = rounds.current()
-        if options["verify"] and current is not None:
-            with rounds.hold(current.round) as held:
-                verify_round(held)
+    for run in ("", *run_names(directory)):
+        with closing(RoundsDirectory(directory / run)) as rounds:
+            check_tables(options, rounds)
+            current = rounds.current()
+            if options["verify"] and current is not None:
+                with rounds.hold(current.round) as held:
+                    verify_round(held)

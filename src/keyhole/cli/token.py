@@ -146,6 +146,14 @@ def _write_new(file: Path, content: bytes, mode: int = 0o600) -> None:
     help="How long the token is good.",
 )
 @option("--max-keys", type=click.IntRange(1), help="Max keys per query.")
+@option(
+    "--run",
+    "runs",
+    multiple=True,
+    metavar="NAME",
+    show_default="all runs of the service",
+    help="Run that the token is good for; may be repeated.",
+)
 def issue(key: Path, device: str, days: float, **options: Any) -> None:
     """Print a token that a device shows to a slice service, an aggregator or a relay.
 

@@ -163,7 +163,8 @@ def _row(spec: RunSpec) -> tuple[str, ...]:
     type=DIRECTORY,
     metavar="DIR",
     help="Let the devices of a slice service train: rounds are published to DIR, which `keyhole "
-    "serve DIR` serves, and updates are taken from there.",
+    "serve DIR` serves, and updates are taken from there. DIR/NAME makes it run NAME of that "
+    "service, beside others.",
 )
 @in_group(
     PLACE,

@@ -87,8 +87,8 @@ def check_parties(project: Project) -> None:
 
 
 def rounds_of(project: Project) -> Path:
-    """Returns the directory of rounds on the first operator's machine."""
-    return project.folder / project.deploy.rounds
+    """Returns the directory of the run's rounds on the first operator's machine."""
+    return project.folder / project.deploy.rounds / project.deploy.run
 
 
 def commands_of(project: Project, party: str) -> list[Command]:
@@ -99,19 +99,22 @@ def commands_of(project: Project, party: str) -> list[Command]:
         return [Command(TRAINER, ("run", *where, "--deploy", "--kit", "."))]
     listen = _listens(deploy.urls[party])
     if party == SERVICE:
-        rounds = str(rounds_of(project))
-        served = ("serve", rounds, *listen, *_lets_in(deploy), *_queries(project, 0))
+        rounds, folder = str(rounds_of(project)), str(project.folder / deploy.rounds)
+        served = ("serve", folder, *listen, *_lets_in(deploy), *_queries(project, 0))
         served += ("--again", "1") if deploy.is_local else ()
-        found = [Command(SERVICE, served, listens=True, folder=rounds)]
+        found = [Command(SERVICE, served, listens=True, folder=folder)]
         if deploy.second and deploy.store:
-            found.append(Command("push", ("mirror", "push", rounds, deploy.store, "--watch")))
+            push = "mirror", "push", rounds, deploy.store, "--watch"
+            found.append(Command("push", push, folder=rounds))
         return found
     if party == SECOND:
-        copy = COPY if deploy.store else str(rounds_of(project))  # one machine has them already
+        # One machine has them already.
+        copy = COPY if deploy.store else str(project.folder / deploy.rounds)
         served = ("serve", copy, *listen, *_lets_in(deploy), *_queries(project, 1))
         found = [Command(SECOND, served, listens=True, folder=copy)]
         if deploy.store:
-            found.append(Command("pull", ("mirror", "pull", deploy.store, COPY, "--watch")))
+            into = str(Path(COPY) / deploy.run)
+            found.append(Command("pull", ("mirror", "pull", deploy.store, into, "--watch")))
         return found
     return [Command(party, ("aggregator", SUMS, *listen, *_peer(deploy, party)), listens=True)]
 

@@ -24,6 +24,7 @@ from keyhole.parts import near_miss
 from keyhole.rounds.fields import flatten
 from keyhole.rounds.spec import RunSpec
 from keyhole.service.origins import check_origin
+from keyhole.service.status import is_run_name
 
 FILE = "keyhole.toml"
 _LOOPBACK = "localhost"
@@ -33,10 +34,12 @@ class DeploySpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Where the parties of a run are, as all others reach them: the table [deploy] of keyhole.toml.
 
     Args:
-        service: the slice service, which the trainer's operator runs.
+        service: the slice service, which the trainer's operator runs; with /runs/NAME behind it
+            where the run is one of several of that service.
         second: the second slice server of a private delivery, which another operator runs.
         aggregators: the two parties that add up shares of updates; none adds them up in the clear.
-        rounds: directory that the trainer publishes rounds to and the service serves.
+        rounds: directory that the service serves and the trainer publishes rounds to; a run of a
+            name has a folder of that name in it.
         store: object store or file:///directory through which the second operator gets the rounds;
             without it both slice servers read `rounds`, which only a try-out on one machine does.
         devices: how many device kits there are at first, and devices in a try-out.
@@ -66,8 +69,14 @@ class DeploySpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 f"shares go to two aggregators: got {len(self.aggregators)} in [deploy]; expected "
                 "two addresses, or none for sums in the clear; name both"
             )
-        for url in self.urls.values():
-            check_url(url)
+        for name, url in self.urls.items():
+            check_url(url, may_name_run=name in ("service", "second"))
+        if self.second is not None and run_of(self.second) != self.run:
+            raise InputError(
+                "the two slice servers are asked for different runs: got "
+                f"{run_of(self.second)!r} at second and {self.run!r} at service in [deploy]; "
+                "expected one name behind /runs/, or none, in both; change one of them"
+            )
         taken = list(self.urls.values())
         for url in taken:
             if taken.count(url) > 1:
@@ -75,6 +84,11 @@ class DeploySpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                     f"two parties have one address: got {url} twice in [deploy]; expected one for "
                     "each; give one of them another port"
                 )
+
+    @property
+    def run(self) -> str:
+        """The name of the run at the service; empty where it is the only one."""
+        return run_of(self.service)
 
     @property
     def urls(self) -> dict[str, str]:
@@ -107,14 +121,26 @@ def is_loopback(host: str) -> bool:
         return host == _LOOPBACK
 
 
-def check_url(url: str) -> None:
-    """Raises InputError unless it is the address of a service that others can trust to be it."""
+def run_of(url: str) -> str:
+    """Returns the name of the run that an address ends in; empty where it names none.
+
+    >>> run_of("https://slices.example/runs/tags"), run_of("https://slices.example")
+    ('tags', '')
+    """
+    return urlsplit(url).path.strip("/").removeprefix("runs/")
+
+
+def check_url(url: str, *, may_name_run: bool = False) -> None:
+    """Raises InputError unless it is the address of a service that others can trust to be it, or
+    of a run there if it may be."""
     try:
         parts = urlsplit(url)
         _ = parts.port
     except ValueError:
         parts = urlsplit("")
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.path not in ("", "/"):
+    is_run = may_name_run and parts.path.startswith("/runs/") and is_run_name(run_of(url))
+    is_place = parts.path in ("", "/") or is_run
+    if parts.scheme not in ("http", "https") or not parts.hostname or not is_place:
         raise InputError(
             f"not the address of a service: got {url!r} in [deploy]; expected one such as "
             "https://slices.example:8100; mend it"

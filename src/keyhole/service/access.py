@@ -17,29 +17,21 @@ import re
 import secrets
 import time
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
-from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import msgspec
 
 from keyhole.errors import (
     AccessError,
     InputError,
-    MediaTypeError,
     NotAdmittedError,
     UntimelyError,
 )
-from keyhole.service.limits import Gate, Limits, TokenBuckets, Turns, too_many
 from keyhole.wire.assignment import SHOWN, shown
-
-if TYPE_CHECKING:
-    from keyhole.service.metrics import Metrics
-    from keyhole.service.routes import Request
 
 TokenKind: TypeAlias = Literal["device", "round", "query"]
 """What a token is for: to check in, to take part in one round, or to send private queries in one
@@ -63,7 +55,6 @@ _SIGNATURE = 43  # characters of 32 bytes
 _MAX_TOKEN = 1024  # bytes; longer ones are refused before any work
 _MIN_KEY = 32  # bytes, as long as the digest
 _MAX_CACHED = 16384  # verified tokens; 5 MB
-_HOUR = 3600.0
 _LOOK_EVERY = 1.0  # seconds between two looks at a deny list
 _MAX_DENIED = 64 << 20  # bytes of a deny list: two million ids
 _LOG = logging.getLogger("keyhole.service")
@@ -81,13 +72,15 @@ class TokenClaims(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     expires: float  # unix seconds; it is not good from then on
     round: str | None = None  # the only round it is good for; null for a device token
     max_keys: int | None = None  # how many keys one query may name; null leaves it to the service
+    # the only runs of the service that it is good for; all of them where it does not say
+    runs: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
 
 
-def check_device_name(name: str) -> str:
-    """Returns the name of a device; raises InputError unless it can be one."""
+def check_device_name(name: str, what: str = "a device") -> str:
+    """Returns the name of a device, or of a run; raises InputError unless it can be one."""
     if not DEVICE_NAME.fullmatch(name):
         raise InputError(
-            f"not the name of a device: got {len(name)} characters; expected 1 to 64 letters, "
+            f"not the name of {what}: got {len(name)} characters; expected 1 to 64 letters, "
             "digits, '.', '_' and '-', a letter or digit first; choose another name"
         )
     return name
@@ -161,10 +154,12 @@ class Keyring:
         token_id: str | None = None,
         round_id: str | None = None,
         max_keys: int | None = None,
+        runs: Sequence[str] = (),
     ) -> str:
         """Returns a token that is good for this many seconds from `now`, in unix seconds.
 
-        `token_id` is that of the token that this one follows from; a new one if None.
+        `token_id` is that of the token that this one follows from; a new one if None. With `runs`
+        it is good for runs of these names alone.
         """
         claims = TokenClaims(
             version=_VERSION,
@@ -176,6 +171,7 @@ class Keyring:
             expires=now + seconds,
             round=round_id,
             max_keys=max_keys,
+            runs=tuple(check_device_name(each, "a run") for each in runs) or msgspec.UNSET,
         )
         signed = _PREFIX + _encode(msgspec.json.encode(claims))
         return (signed + b"." + _encode(hmac.digest(self.keys[0], signed, sha256))).decode("ascii")
@@ -305,6 +301,8 @@ class Access:
     audience: Audience = "slices"  # tokens for another kind of service are refused
     denied: DenyList | None = None  # tokens that were revoked
     open_queries: bool = False  # whether private queries are for everyone
+    # the run that is asked for, empty for the one without a name; None where there are no runs
+    run: str | None = None
 
     def __post_init__(self) -> None:
         if self.reads_need_token and self.keyring is None:
@@ -325,7 +323,19 @@ class Access:
                 f"{self.audience}; ask the operator for a token of `keyhole token issue --audience "
                 f"{self.audience}`"
             )
+        runs = (self.run,) if claims.runs is msgspec.UNSET else claims.runs
+        if self.run is not None and self.run not in runs:
+            raise NotAdmittedError(
+                f"the token is not for this run: got run {self.run!r}; expected one of "
+                f"{', '.join(map(str, runs))}; use the URL of that run, or ask the operator for a "
+                "token of `keyhole token issue --run`"
+            )
         return claims
+
+    @property
+    def runs(self) -> tuple[str, ...]:
+        """The runs that tokens are for which are given out here."""
+        return (self.run,) if self.run else ()
 
     def _bearer(self, headers: Mapping[bytes, bytes]) -> tuple[Keyring, bytes]:
         """The token of a request, and the keys that check it."""
@@ -381,119 +391,5 @@ def _bad_file(path: Path, got: str, allowed: str) -> InputError:
     return InputError(f"cannot use the keys in {path.name}: got {got}; expected {allowed}; {fix}")
 
 
-def _counted(address: str) -> str:
-    """An address whose CPU seconds are counted; nothing for one of this machine: a proxy's."""
-    is_own = address == "unknown" or address.startswith("127.") or address == "::1"
-    return "" if is_own else address
-
-
 def _encode(data: bytes) -> bytes:
     return urlsafe_b64encode(data).rstrip(b"=")
-
-
-class Guards:
-    """Access, limits and counts of one service; all its routes share them."""
-
-    def __init__(
-        self, access: Access, limits: Limits, metrics: Metrics, clock: Callable[[], float]
-    ) -> None:
-        self.access, self.limits, self.metrics, self.clock = access, limits, metrics, clock
-
-        def on_wait(change: int) -> None:
-            metrics.change("waiting", change)
-
-        self.gathers = Gate(limits.in_flight, limits.waiting, on_wait)
-        self.memory = Gate(limits.max_held, limits.waiting, on_wait)
-        # Their own: anyone who sends slowly holds up those who send, but not those who read.
-        self.uploads = Gate(limits.max_held, limits.waiting, on_wait)
-        self._by_device = TokenBuckets(limits.rate, limits.burst, limits.max_devices)
-        self._by_address = TokenBuckets(limits.rate_per_address, limits.burst, limits.max_devices)
-        self._queries = TokenBuckets(limits.queries_per_token / _HOUR, _HOUR, limits.max_devices)
-        cpu = limits.cpu_per_address, limits.cpu_burst
-        self._cpu = TokenBuckets(*cpu, limits.max_devices, min_size=0.0)
-        self._turns = Turns()
-
-    def admit(self, request: Request, round_id: str) -> TokenClaims | None:
-        """Anyone who may read a round, if not too often; None where reading is free for all."""
-        access, claims = self.access, None
-        if access.reads_need_token:
-            claims = access.asker(request.headers, round_id, self.clock())
-        self.count(request, claims)
-        return claims
-
-    def count(self, request: Request, claims: TokenClaims | None) -> None:
-        """Counts a request of a device or an address; raises TooManyError if it asks too often."""
-        if claims is not None:
-            seconds = self._by_device.wait(claims.device, time.monotonic())
-        elif self.limits.rate_per_address == inf:
-            return
-        else:
-            seconds = self._by_address.wait(request.address, time.monotonic())
-        if seconds:
-            rate = self.limits.rate_per_address if claims is None else self.limits.rate
-            raise too_many("requests", f"{rate:g} a second", seconds)
-
-    def admit_query(self, request: Request, round_id: str) -> TokenClaims | None:
-        """Anyone who may send a private query: by default that takes a token of the round."""
-        access, claims = self.access, None
-        if not access.open_queries:
-            claims = access.asker(request.headers, round_id, self.clock())
-        self.count(request, claims)
-        return claims
-
-    @asynccontextmanager
-    async def query_turn(
-        self, request: Request, claims: TokenClaims | None
-    ) -> AsyncIterator[Callable[[float], None]]:
-        """The turn of a private query, within the budgets of its token and its address; gives what
-        is to be told the CPU seconds that it took.
-
-        One query of a token is under way at a time: what one device asks is never more than one of
-        the queries that share a pass, however many connections it has.
-        """
-        limits, now, address = self.limits, time.monotonic(), _counted(request.address)
-        if address and (wait := self._cpu.wait(address, now, cost=0.0)):
-            raise too_many(
-                "private queries of one address",
-                f"{limits.cpu_per_address:g} CPU seconds per second",
-                wait,
-            )
-        name, room = f"address {address}", (limits.queries_at_once, limits.waiting)
-        if claims is not None:
-            name, room = f"token {claims.id} {claims.round}", (1, limits.queries_waiting)
-            if wait := self._queries.wait(name, now):
-                told = f"{limits.queries_per_token:g} with one token, and as many again in an hour"
-                raise too_many("private queries", told, wait)
-
-        def charge(seconds: float) -> None:
-            if address:
-                self._cpu.charge(address, time.monotonic(), seconds)
-
-        if claims is None and not address:  # a proxy's are of many, and have no turns
-            yield charge
-            return
-        async with self._turns.turn(name, *room):
-            yield charge
-
-    @asynccontextmanager
-    async def body(self, request: Request, limit: int | None = None) -> AsyncIterator[bytes]:
-        """The body of a request, `max_body` bytes or `limit`; it counts as held until the context
-        ends."""
-        limit = self.limits.max_body if limit is None else limit
-        announced = request.announced(limit)
-        weight = limit if announced is None else announced
-        await self.uploads.enter(weight)
-        try:
-            yield bytes(await request.body(limit, self.limits))
-        finally:
-            self.uploads.leave(weight)
-
-    def check_type(self, request: Request) -> None:
-        """Raises MediaTypeError unless the body is said to be a message of `docs/wire.md`."""
-        from keyhole.service.routes import BINARY  # tokens are made without a service
-
-        if request.headers.get(BINARY[0]) != BINARY[1]:
-            raise MediaTypeError(
-                "a body of another content type: got another type; expected "
-                f"{BINARY[1].decode('ascii')}; send that content-type"
-            )

@@ -45,8 +45,9 @@ from keyhole.files import (
     sync_directory,
     write_all,
 )
-from keyhole.service.access import Guards, check_device_name
+from keyhole.service.access import check_device_name
 from keyhole.service.app import parse_round
+from keyhole.service.guards import Guards
 from keyhole.service.routes import BINARY, NO_STORE, Request, Response, Route, json_response
 from keyhole.wire.assignment import RoundSource
 from keyhole.wire.http import HttpClient
@@ -296,7 +297,8 @@ class _AdmissionRoutes:
         await asyncio.to_thread(self.admission.take, round_id, place, [token])
         now, seconds = guards.clock(), guards.access.round_seconds
         name = f"guest-{secrets.token_hex(8)}"
-        issued = ring.issue("query", name, now=now, seconds=seconds, round_id=round_id)
+        runs = guards.access.runs
+        issued = ring.issue("query", name, now=now, seconds=seconds, round_id=round_id, runs=runs)
         return json_response({"token": issued})
 
     def _round(self, request: Request) -> str:

@@ -38,8 +38,9 @@ from keyhole.errors import (
     MalformedError,
 )
 from keyhole.logs import Fact, tell
-from keyhole.service.access import Access, DenyList, Guards, Keyring, TokenClaims, not_admitted
+from keyhole.service.access import Access, DenyList, Keyring, TokenClaims, not_admitted
 from keyhole.service.finishing import Finisher, PeerLine
+from keyhole.service.guards import Guards
 from keyhole.service.limits import Limits
 from keyhole.service.metrics import Metrics
 from keyhole.service.routes import (
@@ -131,11 +132,15 @@ class AggregatorApp:
         rng = rng or random.SystemRandom()
         self._edge = Edge(Routes(routes, self.metrics), self.limits, self.metrics, rng)
         self._finisher.resume()
-        self.metrics.show(lambda: round_gauges(self.status(clock())))
+        self.metrics.show(lambda: round_gauges(self._statuses(clock())))
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Answers one request."""
         return self._edge(scope, receive, send)
+
+    def _statuses(self, now: float) -> dict[str, RoundStatus]:
+        status = self.status(now)
+        return {} if status is None else {"": status}
 
     def status(self, now: float) -> RoundStatus | None:
         """Returns how the newest sum stands at `now`, in unix seconds; None where there is none."""

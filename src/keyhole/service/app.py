@@ -23,8 +23,9 @@ from keyhole.delivery.records import RecordArray
 from keyhole.errors import BusyError, NotFoundError, TooLateError
 from keyhole.primitives.layout import Layout
 from keyhole.server.inputs import InputBound
-from keyhole.service.access import Access, Guards, Keyring, TokenClaims, not_admitted
+from keyhole.service.access import Access, Keyring, TokenClaims, not_admitted
 from keyhole.service.answers import answer_query, max_bytes_of, segment_proof
+from keyhole.service.guards import Guards
 from keyhole.service.limits import Limits
 from keyhole.service.metrics import Metrics
 from keyhole.service.routes import (
@@ -305,6 +306,7 @@ class UpdateRoutes:
             token_id=claims.id,
             round_id=told.round,
             max_keys=claims.max_keys,
+            runs=access.runs,
         )
         shown = {"round": told.round, "number": told.number, "fetch_after": told.fetch_after}
         # Three: who is shown one cannot act as this device where another one counts.
@@ -421,6 +423,7 @@ class App:
         extra_routes: makers of further routes, counted, limited and refused like the others; each
             is given what stands before all routes.
         clock: unix seconds, for tokens.
+        guards: of a service that this one is a part of, in place of access, limits, metrics, clock.
         rng: spreads the time after which clients come back; it keeps no secret.
 
     `app(scope, receive, send)` is one request, as ASGI defines it.
@@ -439,11 +442,12 @@ class App:
         extra_routes: Sequence[Callable[[Guards], Sequence[Route]]] = (),
         clock: Callable[[], float] = time.time,
         rng: random.Random | None = None,
+        guards: Guards | None = None,
     ) -> None:
-        self.limits, self.metrics = limits or Limits(), metrics or Metrics()
-        self._rounds = rounds
-        rng = rng or random.SystemRandom()
-        guards = Guards(access or Access(), self.limits, self.metrics, clock)
+        if guards is None:
+            guards = Guards(access or Access(), limits or Limits(), metrics or Metrics(), clock)
+        self.guards, self.limits, self.metrics = guards, guards.limits, guards.metrics
+        self._rounds, rng = rounds, rng or random.SystemRandom()
         routes = [
             *SliceRoutes(rounds, guards).routes(),
             *UpdateRoutes(rounds, guards, spool, admit, note).routes(),

@@ -51,8 +51,8 @@ from keyhole.errors import (
     NotFoundError,
     TooLargeError,
 )
-from keyhole.service.access import Guards
 from keyhole.service.app import parse_place, parse_round
+from keyhole.service.guards import Guards
 from keyhole.service.private import top_response
 from keyhole.service.routes import NO_STORE, Request, Response, Route
 from keyhole.wire.assignment import OpenRound, RoundSource, SliceTable

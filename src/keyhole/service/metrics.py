@@ -70,7 +70,10 @@ _COUNTS: Mapping[Count, tuple[str, str]] = {
 _GAUGES = {
     "in_flight": ("keyhole_requests_in_flight", "Requests under way."),
     "waiting": ("keyhole_requests_waiting", "Requests that wait for their turn."),
-    "checked_in": ("keyhole_round_checked_in", "Devices told to take part in the newest round."),
+    "checked_in": (
+        "keyhole_round_checked_in",
+        "Devices told to take part in the newest rounds.",
+    ),
 }
 Gauge: TypeAlias = Literal["in_flight", "waiting", "checked_in"]
 _CELLS = 4096  # of a worker: 32 kB; a route takes 36
@@ -146,7 +149,10 @@ class Metrics:
         self._further.append(further)
 
     def route(self, name: str) -> RouteMetrics:
-        """Makes room for the numbers of a route."""
+        """Makes room for the numbers of a route; parts of a service count under one name."""
+        known = next((each for each in self._routes if each.name == name), None)
+        if known is not None:
+            return known
         made = RouteMetrics(name, len(_AT) + len(self._routes) * _ROUTE_CELLS, self._row)
         if made.at + _ROUTE_CELLS > _CELLS:
             raise errors.InputError(

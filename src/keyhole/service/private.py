@@ -34,8 +34,9 @@ from keyhole.errors import (
     TooLargeError,
     TooLateError,
 )
-from keyhole.service.access import Guards, TokenClaims, not_admitted
+from keyhole.service.access import TokenClaims, not_admitted
 from keyhole.service.app import immutable, parse_place, parse_round
+from keyhole.service.guards import Guards
 from keyhole.service.limits import Gate
 from keyhole.service.metrics import Metrics
 from keyhole.service.passes import Passes

@@ -30,8 +30,9 @@ from keyhole.delivery.relay.gateway import (
 )
 from keyhole.delivery.relay.ohttp import KEYS_TYPE, REQUEST_OVERHEAD, decode_configs
 from keyhole.errors import BusyError, InputError, MalformedError, RequestError, ServiceError
-from keyhole.service.access import Access, DenyList, Guards, Keyring
+from keyhole.service.access import Access, DenyList, Keyring
 from keyhole.service.gateway import binary_response, media_type, sealed_response
+from keyhole.service.guards import Guards
 from keyhole.service.limits import Limits
 from keyhole.service.metrics import Metrics
 from keyhole.service.routes import (

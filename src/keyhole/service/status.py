@@ -9,6 +9,7 @@ the trainer.
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -16,13 +17,16 @@ from typing import Annotated
 
 import msgspec
 
-from keyhole.errors import StorageError
+from keyhole.errors import KeyholeError, StorageError
+from keyhole.files import storage_errors
+from keyhole.service.access import DEVICE_NAME
 from keyhole.service.directory import (
     COHORT,
     MANIFEST,
     read_cohort,
     read_current,
     round_path,
+    rounds_path,
     write_file,
 )
 from keyhole.service.lobby import count_waiting
@@ -225,6 +229,42 @@ class RoundFiles:
             return []
         cohort = read_cohort(round_path(self.directory, current.round)) or {}
         return [device for device in cohort if device not in here]
+
+
+def is_run_name(name: str) -> bool:
+    """Returns whether a run of a service may be called so: as a device may."""
+    return DEVICE_NAME.fullmatch(name) is not None
+
+
+def has_rounds(directory: Path) -> bool:
+    """Returns whether a directory is one of rounds: a trainer has made it."""
+    return rounds_path(directory).is_dir()
+
+
+def run_names(folder: Path) -> list[str]:
+    """Returns the runs with a name in the folder of a service, sorted."""
+    with storage_errors(folder, "read"):
+        names = [each.name for each in folder.iterdir() if is_run_name(each.name)]
+    return sorted(name for name in names if has_rounds(folder / name))
+
+
+@dataclass
+class RunsFiles:
+    """The folder of a service with all its runs, looked at from outside."""
+
+    folder: Path
+    _files: dict[str, RoundFiles] = field(default_factory=dict, init=False, repr=False)
+
+    def statuses(self, now: float) -> dict[str, RoundStatus]:
+        """Returns how the current round of each run stands at `now`, by the name of the run; the
+        one of the folder itself has none. What is being replaced is passed over."""
+        found = {}
+        for name in ("", *run_names(self.folder)):
+            files = self._files.setdefault(name, RoundFiles(self.folder / name))
+            with suppress(KeyholeError, OSError):
+                if (status := files.status(now)) is not None:
+                    found[name] = status
+        return found
 
 
 def read_progress(directory: Path) -> TrainerProgress | None:

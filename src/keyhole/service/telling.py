@@ -37,6 +37,7 @@ from keyhole.service.inbox import Waiting
 from keyhole.service.status import (
     RoundFiles,
     RoundStatus,
+    RunsFiles,
     TrainerProgress,
     counted,
     gathers,
@@ -58,41 +59,50 @@ _TRAFFIC = {  # counts of a service -> what they are called in its log
 }
 
 
-def round_gauges(status: RoundStatus | None) -> Iterator[Metric]:
-    """Returns how a round stands, as gauges; what nobody has said is left out."""
-    if status is None:
-        return
-    told: Mapping[str, tuple[float | None, str]] = {
-        "number": (status.number, "Number of the current round, from 0."),
-        "open": (float(status.phase == "open"), "Whether the current round takes updates."),
-        "cohort": (status.cohort, "Devices that take part in the current round."),
-        "checked_in": (status.checked_in, "Devices that were told to take part in it."),
-        "updates": (status.updates, "Updates of the current round that are here."),
-        "refused": (status.refused, "Updates of the current round that were refused."),
-        "goal": (status.goal, "Updates with which the current round closes."),
-        "seconds_open": (status.seconds_open, "Seconds since the current round was opened."),
-        "bytes": (status.bytes, "Bytes of the updates of the current round that are here."),
-        "devices_waiting": (status.waiting, "Devices that wait to be drawn into a round."),
-    }
-    for name, (value, text) in told.items():
-        if value is not None:
-            yield GaugeMetricFamily(_GAUGE + name, text, value=value)
+_GAUGES = {
+    "number": "Number of the current round, from 0.",
+    "open": "Whether the current round takes updates.",
+    "cohort": "Devices that take part in the current round.",
+    "checked_in": "Devices that were told to take part in it.",
+    "updates": "Updates of the current round that are here.",
+    "refused": "Updates of the current round that were refused.",
+    "goal": "Updates with which the current round closes.",
+    "seconds_open": "Seconds since the current round was opened.",
+    "bytes": "Bytes of the updates of the current round that are here.",
+    "devices_waiting": "Devices that wait to be drawn into a round.",
+}
 
 
-def status_from(page: str) -> RoundStatus | None:
-    """Returns how a round stands by the gauges of a page of metrics; None where it has none.
+def round_gauges(statuses: Mapping[str, RoundStatus]) -> Iterator[Metric]:
+    """Returns how the rounds of runs stand, by the names of the runs, as gauges; what nobody has
+    said is left out. Those of a run with a name have it as label `run`."""
+    for name, text in _GAUGES.items():
+        family = GaugeMetricFamily(_GAUGE + name, text)
+        for run, status in statuses.items():
+            shown = {"open": float(status.phase == "open"), "devices_waiting": status.waiting}
+            value = shown[name] if name in shown else getattr(status, name)
+            if value is not None:
+                family.add_sample(_GAUGE + name, {"run": run} if run else {}, value)
+        if family.samples:
+            yield family
+
+
+def statuses_from(page: str) -> dict[str, RoundStatus]:
+    """Returns how rounds stand by the gauges of a page of metrics, by the names of their runs.
 
     Raises:
         ValueError: it is no such page.
     """
-    found = {
-        sample.name.removeprefix(_GAUGE): sample.value
-        for family in text_string_to_metric_families(page)
-        for sample in family.samples
-        if sample.name.startswith(_GAUGE) and not sample.labels
-    }
-    if "number" not in found:
-        return None
+    found: dict[str, dict[str, float]] = {}
+    for family in text_string_to_metric_families(page):
+        for sample in family.samples:
+            if sample.name.startswith(_GAUGE) and sample.labels.keys() <= {"run"}:
+                of_run = found.setdefault(sample.labels.get("run", ""), {})
+                of_run[sample.name.removeprefix(_GAUGE)] = sample.value
+    return {run: _status_of(each) for run, each in found.items() if "number" in each}
+
+
+def _status_of(found: Mapping[str, float]) -> RoundStatus:
     count = {name: int(value) for name, value in found.items()}
     return RoundStatus(
         "",
@@ -109,10 +119,10 @@ def status_from(page: str) -> RoundStatus | None:
     )
 
 
-def gauges_of(files: RoundFiles, now: Callable[[], float] = time.time) -> Iterator[Metric]:
-    """Returns how the current round of a rounds directory stands, as gauges."""
+def gauges_of(files: RunsFiles, now: Callable[[], float] = time.time) -> Iterator[Metric]:
+    """Returns how the current rounds of a service's folder stand, as gauges."""
     with suppress(KeyholeError, OSError):  # it is being replaced: the next look finds it
-        yield from round_gauges(files.status(now()))
+        yield from round_gauges(files.statuses(now()))
 
 
 def tell_end(record: RoundRecord) -> None:
@@ -220,7 +230,9 @@ class TrainerTelling:
 
     def collect(self) -> Iterator[Metric]:
         """What the registry asks for."""
-        yield from gauges_of(self._files, self.now)
+        with suppress(KeyholeError, OSError):  # it is being replaced: the next look finds it
+            status = self._files.status(self.now())
+            yield from round_gauges({} if status is None else {"": status})
         closed = CounterMetricFamily(
             "keyhole_rounds_closed", "Rounds that this trainer has closed.", labels=["why"]
         )
@@ -272,13 +284,13 @@ class ServiceTelling:
     rounds: Path | None = None
     now: Callable[[], float] = time.time
     _looked: float = field(default=-inf, repr=False)
-    _said: float = field(default=0.0, repr=False)
-    _told: RoundStatus | None = field(default=None, repr=False)
+    _said: dict[str, float] = field(default_factory=dict, repr=False)
+    _told: dict[str, RoundStatus] = field(default_factory=dict, repr=False)
     _counts: Mapping[str, float] = field(default_factory=dict, repr=False)
     _counted: float = field(default=inf, repr=False)
 
     def __post_init__(self) -> None:
-        self._files = None if self.rounds is None else RoundFiles(self.rounds)
+        self._files = None if self.rounds is None else RunsFiles(self.rounds)
 
     def __call__(self, totals: Callable[[], Mapping[str, float]]) -> None:
         """Looks at the rounds and the counts of all workers, if it is time to."""
@@ -288,39 +300,45 @@ class ServiceTelling:
         self._looked = now
         counts = totals()
         if self._files is not None:
-            with suppress(KeyholeError, OSError):  # a round that is being replaced: look again
-                self._look(self._files.status(now), int(counts["checked_in"]), now)
+            with suppress(KeyholeError, OSError):  # the folder is being replaced: look again
+                self._look(self._files.statuses(now), int(counts["checked_in"]), now)
         if self._counted == inf:  # the first look
             self._counted, self._counts = now, counts
         if now - self._counted >= _AGAIN:
             self._counted = now
             self._say_traffic(counts)
 
-    def _look(self, status: RoundStatus | None, checked_in: int, now: float) -> None:
-        if status is None:
-            return
-        status, before = msgspec.structs.replace(status, checked_in=checked_in), self._told
+    def _look(self, statuses: Mapping[str, RoundStatus], checked_in: int, now: float) -> None:
+        is_alone = statuses.keys() <= {""}  # else it is not known in whose round they are
+        for run, status in statuses.items():
+            told = msgspec.structs.replace(status, checked_in=checked_in if is_alone else None)
+            self._look_at(run, told, now)
+
+    def _look_at(self, run: str, status: RoundStatus, now: float) -> None:
+        before = self._told.get(run)
         is_new = before is None or before.round != status.round
         is_over = status.phase == "closed" and (is_new or before is None or before.phase == "open")
         seen = before and (before.updates, before.refused, before.checked_in)
         is_changed = seen != (status.updates, status.refused, status.checked_in)
         if is_new and status.phase == "open":
-            self._say("round opened", f"round {status.number} is open", status, now)
+            self._say(run, "round opened", f"round {status.number} is open", status, now)
         elif is_over:
-            self._say("round closed", status.told, status, now)
-        elif status.phase == "open" and is_changed and now - self._said >= _LINE_EVERY:
-            text = f"{status.told}; {counted(checked_in, 'device')} checked in"
-            self._say("waiting", text, status, now)
+            self._say(run, "round closed", status.told, status, now)
+        elif status.phase == "open" and is_changed and now - self._said[run] >= _LINE_EVERY:
+            here = status.checked_in
+            there = "" if here is None else f"; {counted(here, 'device')} checked in"
+            self._say(run, "waiting", f"{status.told}{there}", status, now)
         else:
             return
-        self._told = status
+        self._told[run] = status
 
-    def _say(self, event: str, text: str, status: RoundStatus, now: float) -> None:
+    def _say(self, run: str, event: str, text: str, status: RoundStatus, now: float) -> None:
         names = ("cohort", "goal", "updates", "refused", "checked_in", "bytes")
         facts: dict[str, Fact] = {name: getattr(status, name) for name in names}
         facts |= {"round": status.number, "round_id": status.round}
-        tell(self.part, event, text, **facts)
-        self._said = now
+        facts |= {"run": run} if run else {}
+        tell(self.part, event, f"{run}: {text}" if run else text, **facts)
+        self._said[run] = now
 
     def _say_traffic(self, counts: Mapping[str, float]) -> None:
         """What was answered since the last time, if anything was."""

@@ -7,7 +7,7 @@ from keyhole.errors import ServiceError
 from keyhole.experiments.watch.address import ServiceWatch
 from keyhole.experiments.watch.app import WatchApp
 from keyhole.service.routes import MetricsApp
-from keyhole.service.status import RoundFiles
+from keyhole.service.status import RunsFiles
 from keyhole.service.telling import gauges_of
 from keyhole.service.transport import serving
 from tests.experiments.watch.watched import make_folder, watching
@@ -71,10 +71,10 @@ def test_a_service_is_watched_by_its_metrics_or_by_its_own_address(tmp_path):
     with small_service(tmp_path) as service:
         service.publish(cohort=["device-1", "device-2"])
         metrics = service.app.metrics
-        metrics.show(lambda: gauges_of(RoundFiles(tmp_path), lambda: 1e10))
+        metrics.show(lambda: gauges_of(RunsFiles(tmp_path), lambda: 1e10))
         with serving(MetricsApp(metrics, service.app.limits), prepare=lambda: None) as page:
             by_metrics = ServiceWatch(f"{page}/metrics")
-            found = by_metrics.status()
+            found = by_metrics.statuses()[""]
             assert (found.number, found.phase, found.cohort, found.updates) == (0, "open", 2, 0)
             assert found.told == "round 0: 0 of 2 updates, 2 devices to come"
             service.publisher.close_round()
@@ -82,11 +82,11 @@ def test_a_service_is_watched_by_its_metrics_or_by_its_own_address(tmp_path):
             service.publish()
             told = by_metrics.overview()
         assert [seen["number"] for seen in told["seen"]] == [0, 1]
-        known = ServiceWatch(service.url).status()
+        known = ServiceWatch(service.url).statuses()[""]
         assert (known.number, known.updates, known.cohort) == (1, None, None)
         assert known.told == "round 1 is open; its counts are at the metrics' address"
     with pytest.raises(ServiceError, match="no status at"):
-        ServiceWatch(service.url).status()
+        ServiceWatch(service.url).statuses()
     assert "no status at" in ServiceWatch(service.url).overview()["troubles"][0]
 
 

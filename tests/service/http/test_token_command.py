@@ -30,6 +30,16 @@ def test_a_new_key_signs_tokens_that_it_verifies(tmp_path):
     assert claims.expires - claims.issued == 2 * 86_400
 
 
+def test_a_token_says_which_runs_it_is_good_for(tmp_path):
+    run("new-key", tmp_path / "key")
+    issue = "issue", "--key", tmp_path / "key", "--device", "x"
+    made = run(*issue, "--run", "tags", "--run", "films")
+    (tmp_path / "token").write_text(made)
+    assert json.loads(run("show", tmp_path / "token"))["runs"] == ["tags", "films"]
+    with pytest.raises(InputError, match="not the name of a run"):
+        run(*issue, "--run", "../tags")
+
+
 def test_a_key_is_never_replaced(tmp_path):
     file = tmp_path / "key"
     run("new-key", file)

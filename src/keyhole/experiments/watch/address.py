@@ -17,7 +17,7 @@ import msgspec
 from keyhole.errors import KeyholeError, ServiceError
 from keyhole.experiments.watch.folder import Told
 from keyhole.service.status import RoundStatus
-from keyhole.service.telling import status_from
+from keyhole.service.telling import statuses_from
 from keyhole.wire.assignment import Phase
 from keyhole.wire.http import HttpClient
 from keyhole.wire.manifest import number_of
@@ -42,7 +42,7 @@ class ServiceWatch:
     ca: Path | None = None
     insecure: bool = False
     now: Callable[[], float] = time.time
-    _seen: dict[int, RoundStatus] = field(default_factory=dict, repr=False)
+    _seen: dict[tuple[str, int], RoundStatus] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         self._is_metrics = self.url.rstrip("/").endswith(_METRICS)
@@ -50,8 +50,8 @@ class ServiceWatch:
         retry = Retry(attempts=1)
         self._client = HttpClient(base, ca=self.ca, retry=retry, insecure=self.insecure)
 
-    def status(self) -> RoundStatus | None:
-        """Returns how the round there stands; None before the first.
+    def statuses(self) -> dict[str, RoundStatus]:
+        """Returns how rounds there stand, by the names of their runs.
 
         Raises:
             ServiceError: nobody answers there, or with something else.
@@ -65,12 +65,12 @@ class ServiceWatch:
             raise self._odd(got.problem)
         try:
             text = bytes(got.body).decode()
-            return status_from(text) if self._is_metrics else _of_current(json.loads(text))
+            return statuses_from(text) if self._is_metrics else _of_current(json.loads(text))
         except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
             raise self._odd("an answer of another kind") from error
 
     def overview(self) -> Told:
-        """Returns how the round stands, as `RunFolder.overview` does; with those seen before."""
+        """Returns how rounds stand, as `RunFolder.overview` does; with those seen before."""
         told: Told = {
             "folder": self._client.place,
             "runs": [],
@@ -79,19 +79,22 @@ class ServiceWatch:
             "unread": 0,
         }
         try:
-            status = self.status()
+            statuses = self.statuses()
         except KeyholeError as error:
             return told | {"troubles": [str(error)], "now": self.now(), "seen": self._history()}
-        if status is not None:
-            self._seen[status.number] = status
-            self._seen = dict(list(self._seen.items())[-_KEPT:])
-            shown = {"name": self._client.place, "told": status.told}
-            told["rounds"] = [shown | msgspec.to_builtins(status)]
+        self._seen |= {(run, status.number): status for run, status in statuses.items()}
+        self._seen = dict(list(self._seen.items())[-_KEPT:])
+        for run, status in statuses.items():
+            name = f"{self._client.place}/runs/{run}" if run else self._client.place
+            told["rounds"].append({"name": name, "told": status.told} | msgspec.to_builtins(status))
         return told | {"now": self.now(), "seen": self._history()}
 
     def _history(self) -> list[dict[str, Any]]:
         names = ("number", "updates", "goal", "cohort", "checked_in", "refused", "seconds_open")
-        return [{name: getattr(each, name) for name in names} for each in self._seen.values()]
+        return [
+            {"run": run} | {name: getattr(each, name) for name in names}
+            for (run, _), each in self._seen.items()
+        ]
 
     def _odd(self, got: str) -> ServiceError:
         return ServiceError(
@@ -100,10 +103,10 @@ class ServiceWatch:
         )
 
 
-def _of_current(told: dict[str, Any]) -> RoundStatus:
-    """What devices are told of the current round."""
+def _of_current(told: dict[str, Any]) -> dict[str, RoundStatus]:
+    """What devices are told of the current round of one run."""
     phase: Phase = "open" if told["phase"] == "open" else "closed"
     round_id, number = str(told["round"]), int(told["number"])
     if number_of(round_id) != number:
         raise ValueError(f"round {number} of another name")
-    return RoundStatus(round_id, number, phase, None, None, None, 0, None, None)
+    return {"": RoundStatus(round_id, number, phase, None, None, None, 0, None, None)}

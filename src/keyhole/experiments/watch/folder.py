@@ -28,7 +28,7 @@ from keyhole.rounds.record import RoundRecord, decode_records
 from keyhole.service.directory import COHORT, CURRENT, MANIFEST, read_current, round_path
 from keyhole.service.lobby import WAITING
 from keyhole.service.spool import REFUSED
-from keyhole.service.status import PROGRESS, UPDATES, RoundFiles, counted
+from keyhole.service.status import PROGRESS, UPDATES, RoundFiles, counted, has_rounds
 
 Told: TypeAlias = dict[str, Any]
 """A JSON object."""
@@ -131,7 +131,7 @@ class RunFolder:
             if any(trial_number(path / n) is not None and self._is_run(path / n) for n in names):
                 yield "run", path
             if CURRENT in files:
-                names.clear()
+                names[:] = [n for n in names if has_rounds(path / n)]  # of runs beside it
                 if all(self._is_here(path / n) for n in _OF_ROUNDS):
                     yield "rounds", path
             depth = len(path.relative_to(here).parts)

@@ -224,7 +224,7 @@ function roundCard(round) {
 
 function seenCard(seen) {
   if (!seen || seen.length < 2) return null;
-  const rows = seen.slice(-20).reverse().map((r) => [plain.format(r.number), `${r.updates ?? "-"} of ${r.goal ?? "-"}`, r.cohort ?? "-", r.checked_in ?? "-", r.refused, ago(r.seconds_open ?? 0)]);
+  const rows = seen.slice(-20).reverse().map((r) => [`${r.run ? `${r.run} ` : }${plain.format(r.number)}`, `${r.updates ?? "-"} of ${r.goal ?? "-"}`, r.cohort ?? "-", r.checked_in ?? "-", r.refused, ago(r.seconds_open ?? 0)]);
   return section("seen", "Rounds seen from here", table("Rounds seen since the page was started", ["round", "updates", "cohort", "checked in", "refused", "open for"], rows, [0, 1, 2, 3, 4, 5]));
 }
 

@@ -1,0 +1,136 @@
+"""Stands before all routes of a service: who is let in, how often, and how much is held at once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from copy import copy
+from dataclasses import replace
+from math import inf
+
+from keyhole.errors import MediaTypeError
+from keyhole.service.access import Access, TokenClaims
+from keyhole.service.limits import Gate, Limits, TokenBuckets, Turns, too_many
+from keyhole.service.metrics import Metrics
+from keyhole.service.routes import BINARY, Request
+
+_HOUR = 3600.0
+
+
+class Guards:
+    """Access, limits and counts of one service; all its routes share them."""
+
+    def __init__(
+        self, access: Access, limits: Limits, metrics: Metrics, clock: Callable[[], float]
+    ) -> None:
+        self.access, self.limits, self.metrics, self.clock = access, limits, metrics, clock
+
+        def on_wait(change: int) -> None:
+            metrics.change("waiting", change)
+
+        self.gathers = Gate(limits.in_flight, limits.waiting, on_wait)
+        self.memory = Gate(limits.max_held, limits.waiting, on_wait)
+        # Their own: anyone who sends slowly holds up those who send, but not those who read.
+        self.uploads = Gate(limits.max_held, limits.waiting, on_wait)
+        self._by_device = TokenBuckets(limits.rate, limits.burst, limits.max_devices)
+        self._by_address = TokenBuckets(limits.rate_per_address, limits.burst, limits.max_devices)
+        self._queries = TokenBuckets(limits.queries_per_token / _HOUR, _HOUR, limits.max_devices)
+        cpu = limits.cpu_per_address, limits.cpu_burst
+        self._cpu = TokenBuckets(*cpu, limits.max_devices, min_size=0.0)
+        self._turns = Turns()
+
+    def of_run(self, run: str) -> Guards:
+        """Returns what stands before the routes of a run: its tokens, within the same budgets."""
+        made = copy(self)
+        made.access = replace(self.access, run=run)
+        return made
+
+    def admit(self, request: Request, round_id: str) -> TokenClaims | None:
+        """Anyone who may read a round, if not too often; None where reading is free for all."""
+        access, claims = self.access, None
+        if access.reads_need_token:
+            claims = access.asker(request.headers, round_id, self.clock())
+        self.count(request, claims)
+        return claims
+
+    def count(self, request: Request, claims: TokenClaims | None) -> None:
+        """Counts a request of a device or an address; raises TooManyError if it asks too often."""
+        if claims is not None:
+            seconds = self._by_device.wait(claims.device, time.monotonic())
+        elif self.limits.rate_per_address == inf:
+            return
+        else:
+            seconds = self._by_address.wait(request.address, time.monotonic())
+        if seconds:
+            rate = self.limits.rate_per_address if claims is None else self.limits.rate
+            raise too_many("requests", f"{rate:g} a second", seconds)
+
+    def admit_query(self, request: Request, round_id: str) -> TokenClaims | None:
+        """Anyone who may send a private query: by default that takes a token of the round."""
+        access, claims = self.access, None
+        if not access.open_queries:
+            claims = access.asker(request.headers, round_id, self.clock())
+        self.count(request, claims)
+        return claims
+
+    @asynccontextmanager
+    async def query_turn(
+        self, request: Request, claims: TokenClaims | None
+    ) -> AsyncIterator[Callable[[float], None]]:
+        """The turn of a private query, within the budgets of its token and its address; gives what
+        is to be told the CPU seconds that it took.
+
+        One query of a token is under way at a time: what one device asks is never more than one of
+        the queries that share a pass, however many connections it has.
+        """
+        limits, now, address = self.limits, time.monotonic(), _counted(request.address)
+        if address and (wait := self._cpu.wait(address, now, cost=0.0)):
+            raise too_many(
+                "private queries of one address",
+                f"{limits.cpu_per_address:g} CPU seconds per second",
+                wait,
+            )
+        name, room = f"address {address}", (limits.queries_at_once, limits.waiting)
+        if claims is not None:
+            name, room = f"token {claims.id} {claims.round}", (1, limits.queries_waiting)
+            if wait := self._queries.wait(name, now):
+                told = f"{limits.queries_per_token:g} with one token, and as many again in an hour"
+                raise too_many("private queries", told, wait)
+
+        def charge(seconds: float) -> None:
+            if address:
+                self._cpu.charge(address, time.monotonic(), seconds)
+
+        if claims is None and not address:  # a proxy's are of many, and have no turns
+            yield charge
+            return
+        async with self._turns.turn(name, *room):
+            yield charge
+
+    @asynccontextmanager
+    async def body(self, request: Request, limit: int | None = None) -> AsyncIterator[bytes]:
+        """The body of a request, `max_body` bytes or `limit`; it counts as held until the context
+        ends."""
+        limit = self.limits.max_body if limit is None else limit
+        announced = request.announced(limit)
+        weight = limit if announced is None else announced
+        await self.uploads.enter(weight)
+        try:
+            yield bytes(await request.body(limit, self.limits))
+        finally:
+            self.uploads.leave(weight)
+
+    def check_type(self, request: Request) -> None:
+        """Raises MediaTypeError unless the body is said to be a message of `docs/wire.md`."""
+        if request.headers.get(BINARY[0]) != BINARY[1]:
+            raise MediaTypeError(
+                "a body of another content type: got another type; expected "
+                f"{BINARY[1].decode('ascii')}; send that content-type"
+            )
+
+
+def _counted(address: str) -> str:
+    """An address whose CPU seconds are counted; nothing for one of this machine: a proxy's."""
+    is_own = address == "unknown" or address.startswith("127.") or address == "::1"
+    return "" if is_own else address

@@ -1,0 +1,63 @@
+"""Serves several runs from one folder: the rounds of run NAME lie in FOLDER/NAME, and its URLs
+begin with /runs/NAME.
+
+What lies in the folder itself is the run without a name, whose URLs begin with nothing. A run is
+there as soon as its trainer has made its folder: no service is restarted for it. Runs share the
+budgets of a service, and nothing else: each has rounds, check-ins and updates of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+from keyhole.service.app import App
+from keyhole.service.directory import read_current
+from keyhole.service.routes import Receive, Scope, Send
+from keyhole.service.status import has_rounds, is_run_name, run_names
+
+_RUNS, _READY = b"/runs/", b"/readyz"
+
+
+class RunsApp:
+    """All runs of a folder.
+
+    Args:
+        own: answers for what lies in the folder itself, and all that is about no run.
+        make: makes what answers for a run of a name, when it is asked for the first time.
+    """
+
+    def __init__(self, own: App, folder: Path, make: Callable[[str], App]) -> None:
+        self.limits, self.metrics = own.limits, own.metrics
+        self._own, self._folder, self._make = own, folder, make
+        self._apps: dict[str, App] = {}
+
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        """Answers one request, as ASGI defines it."""
+        if scope["type"] != "http":
+            return self._own(scope, receive, send)
+        path = scope.get("raw_path") or scope["path"].encode("utf-8", "replace")
+        app = self._own
+        if path.startswith(_RUNS):
+            name, slash, rest = path.removeprefix(_RUNS).partition(b"/")
+            app = self._app(name.decode("latin-1")) or app
+            if app is not self._own:
+                scope["raw_path"] = slash + rest
+        elif path == _READY and not has_rounds(self._folder):
+            app = next(self._ready_ones(), app)
+        return app(scope, receive, send)
+
+    def _ready_ones(self) -> Iterator[App]:
+        """What answers for runs that have a round."""
+        for name in run_names(self._folder):
+            app = self._app(name)
+            if app is not None and read_current(self._folder / name) is not None:
+                yield app
+
+    def _app(self, name: str) -> App | None:
+        """What answers for a run; None where there is no such run."""
+        if name not in self._apps:
+            if not (is_run_name(name) and has_rounds(self._folder / name)):
+                return None
+            self._apps[name] = self._make(name)
+        return self._apps[name]
