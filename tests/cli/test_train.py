@@ -21,7 +21,7 @@ from keyhole.rounds.record import read_records
 from keyhole.rounds.spec import RunSpec
 from keyhole.service.inbox import Waiting
 from tests.cli.conftest import COMMAND
-from tests.helpers import LONG, ROOT, with_slow
+from tests.helpers import LONG, with_slow
 
 TINY = ("--size", "neurons=16", "--size", "hidden=8", "--cohort", "3", "--rounds", "2")
 
@@ -364,11 +364,6 @@ def words_of(text):
 def test_help_names_every_task_and_every_sweep(keyhole):
     assert words_of(keyhole("train", "--help").stdout) >= all_tasks().keys()
     assert words_of(keyhole("sweep", "--help").stdout) >= SWEEPS.keys()
-
-
-def test_every_sweep_has_a_script():
-    scripts = [path.read_text() for path in (ROOT / "runs").glob("*.sh")]
-    assert words_of(" ".join(scripts)) >= SWEEPS.keys()
 
 
 def test_a_finished_run_of_other_settings_is_refused(trained, keyhole, few_writers):
