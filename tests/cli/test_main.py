@@ -38,6 +38,19 @@ def test_help_does_not_start_jax():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+def test_a_device_that_fetches_in_the_clear_loads_nothing_of_runs():
+    code = "import sys, keyhole.cli.device, keyhole.device.device; print(*sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    of_runs = (
+        "jax",
+        "numba",
+        *(f"keyhole.{f}" for f in ("rounds", "experiments", "models", "data")),
+    )
+    loaded = {".".join(name.split(".")[:2]) for name in found.stdout.split()}
+    assert "keyhole.wire" in loaded
+    assert not loaded & set(of_runs)
+
+
 def test_every_option_is_explained():
     self_evident = {"rounds", "trials", "client_lr", "server_lr"}
     for command in cli.keyhole.list_commands(None):
