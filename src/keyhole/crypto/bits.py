@@ -8,6 +8,8 @@ from numpy.typing import NDArray
 from keyhole.compiled import loop
 from keyhole.errors import MalformedError
 
+_WORD_BYTES = 8
+
 MAX_BITS = 56
 """Of a number: with up to 7 bits that are left over, they fit into a word."""
 
@@ -62,8 +64,13 @@ def pack_into(numbers: NDArray[np.uint64], bits: int, out: NDArray[np.uint8]) ->
 
 @loop("keyhole.crypto.ntt_loops")
 def unpack_into(data: NDArray[np.uint8], bits: int, out: NDArray[np.uint64]) -> None:
-    """Reads numbers of `bits` bits."""
-    each = np.unpackbits(data, count=len(out) * bits, bitorder="little")
-    words = np.zeros((len(out), 64), np.uint8)
-    words[:, :bits] = each.reshape(-1, bits)
-    out[:] = np.packbits(words, axis=1, bitorder="little").view("<u8").reshape(-1)
+    """Reads numbers of `bits` bits: eight of them begin at the same bits of bytes as the next
+    eight do."""
+    padded = np.concatenate([data, np.zeros(2 * _WORD_BYTES, np.uint8)])
+    mask = np.uint64((1 << bits) - 1)
+    for first in range(min(8, len(out))):
+        found = out[first::8]
+        start, shift = divmod(first * bits, 8)
+        words = np.ndarray(len(found), "<u8", padded.data, start, (bits,))  # where no word begins
+        np.right_shift(words, np.uint64(shift), out=found)
+        found &= mask

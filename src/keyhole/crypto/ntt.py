@@ -98,6 +98,13 @@ class Transform:
         to_values(_blocks(columns, self.degree), *self._powers, self._p)
         return columns
 
+    def multiply(self, values: Residues, factors: Residues) -> Residues:
+        """Returns the values of products of polynomials, (..., N, lanes), with another one that has
+        the values `factors`, (N,), all below p: below 2p."""
+        scaled = (factors.astype(np.uint64) << np.uint64(_WORD)) // np.uint64(self.modulus)
+        found = times(values[..., None, :], factors, scaled.astype(np.uint32), self._p)
+        return found[..., 0, :]
+
     def inverse(self, columns: Residues) -> Residues:
         """Replaces values by their polynomials; returns the same array."""
         to_polynomials(_blocks(columns, self.degree), *self._back, *self._last, self._p)
@@ -150,18 +157,20 @@ def _root(modulus: int, order: int) -> int:
 def to_values(columns: Residues, powers: Residues, scaled: Residues, p: np.uint32) -> None:
     """Transforms polynomials, (blocks, N, lanes), by the butterflies of Cooley and Tukey: sums grow
     by less than 2p a level and are reduced in the end."""
-    blocks, degree, lanes = columns.shape
-    groups = 1
-    while groups < degree:
-        pairs = columns.reshape(blocks, groups, 2, degree // (2 * groups), lanes)
-        low, high = pairs[:, :, 0], pairs[:, :, 1]
-        turned = _times(high, powers[groups : 2 * groups], scaled[groups : 2 * groups], p)
-        high[:] = low + (p + p) - turned
-        low += turned
-        groups *= 2
+    degree, lanes = columns.shape[1:]
     one = np.array([(1 << _WORD) // int(p)], np.uint64)
-    columns -= (columns.astype(np.uint64) * one >> np.uint64(_WORD)).astype(np.uint32) * p
-    np.minimum(columns, columns - p, out=columns)
+    for block in columns:  # one after the other: what is worked on stays in a cache
+        groups = 1
+        while groups < degree:
+            pairs = block.reshape(groups, 2, degree // (2 * groups), lanes)
+            low, high = pairs[:, 0], pairs[:, 1]
+            turned = times(high, powers[groups : 2 * groups], scaled[groups : 2 * groups], p)
+            np.add(low, p + p, out=high)
+            high -= turned
+            low += turned
+            groups *= 2
+        np.subtract(block, _upper_halves(block * one) * p, out=block)
+        np.minimum(block, block - p, out=block)
 
 
 @loop("keyhole.crypto.ntt_loops")
@@ -175,22 +184,31 @@ def to_polynomials(
 ) -> None:
     """Transforms values back, by the butterflies of Gentleman and Sande, between numbers below
     2p."""
-    blocks, degree, lanes = columns.shape
-    groups, twice = degree // 2, p + p
-    while groups:
-        pairs = columns.reshape(blocks, groups, 2, degree // (2 * groups), lanes)
-        low, high = pairs[:, :, 0], pairs[:, :, 1]
-        apart = low + twice - high
-        low += high
-        np.minimum(low, low - twice, out=low)
-        high[:] = _times(apart, powers[groups : 2 * groups], scaled[groups : 2 * groups], p)
-        groups //= 2
-    whole = columns.reshape(blocks, 1, degree, lanes)
-    whole[:] = _times(whole, np.array([last]), np.array([last_scaled]), p)
-    np.minimum(columns, columns - p, out=columns)
+    degree, lanes = columns.shape[1:]
+    for block in columns:
+        groups, twice = degree // 2, p + p
+        while groups:
+            pairs = block.reshape(groups, 2, degree // (2 * groups), lanes)
+            low, high = pairs[:, 0], pairs[:, 1]
+            apart = low + twice
+            apart -= high
+            low += high
+            np.minimum(low, low - twice, out=low)
+            high[:] = times(apart, powers[groups : 2 * groups], scaled[groups : 2 * groups], p)
+            groups //= 2
+        block[:] = times(block[None], np.array([last]), np.array([last_scaled]), p)[0]
+        np.minimum(block, block - p, out=block)
 
 
-def _times(x: Residues, powers: Residues, scaled: Residues, p: np.uint32) -> Residues:
-    """x W modulo p, below 2p, with one W for each group: (blocks, groups, n, lanes)."""
-    quotient = x * scaled.astype(np.uint64)[:, None, None] >> np.uint64(_WORD)
-    return x * powers[:, None, None] - quotient.astype(np.uint32) * p
+def times(x: Residues, powers: Residues, scaled: Residues, p: np.uint32) -> Residues:
+    """Returns x W modulo p, below 2p, with one W and W' for each group: (..., groups, n, lanes)."""
+    product = x * powers[:, None, None]
+    product -= _upper_halves(x * scaled.astype(np.uint64)[:, None, None]) * p
+    return product
+
+
+def _upper_halves(wide: NDArray[np.uint64]) -> Residues:
+    """The upper 32 bits of words, without copying them."""
+    halves = wide.astype("<u8", copy=False).view("<u4")
+    upper: Residues = halves[..., 1::2]
+    return upper

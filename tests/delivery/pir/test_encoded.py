@@ -6,11 +6,17 @@ import pytest
 from keyhole.crypto.ntt import transform_of
 from keyhole.delivery.pir import encoded
 from keyhole.delivery.pir.encoded import MAX_PRODUCTS, EncodedTable, FilePart
-from keyhole.delivery.pir.one_server import OneServerClient, OneServerPir, encode, server_of
+from keyhole.delivery.pir.one_server import (
+    OneServerClient,
+    OneServerPir,
+    encode,
+    params_of,
+    server_of,
+)
 from keyhole.delivery.pir.shape import LANES, POSITIONS_AT_ONCE, PRIMES, shape_of
 from keyhole.delivery.pir.slots import mask_of, slots_of
 from keyhole.errors import StorageError
-from tests.delivery.pir.schemes import database_of, private_table, records_of, seeded, table_of
+from tests.delivery.pir.schemes import database_of, private_table, records_of, seeded
 
 
 def drawn_rows(num_keys, words, seed=0):
@@ -104,13 +110,19 @@ def test_a_table_in_files_is_that_in_memory(tmp_path):
 
 
 def test_a_server_whose_table_is_in_files_answers_alike():
-    database = database_of(records_of(700, 30), 5)
-    replies = []
+    """Whichever end of the files a pass begins at, by turns."""
+    database = database_of(records_of(1000, 500), 300)
+    replies, orders = [], []
     for max_memory in (0, 1 << 30):
-        server = server_of(database, table=encode(database, max_memory=max_memory))
-        query = OneServerClient(table_of("one-server", 700, 30, 5).params, server.hint)
-        replies.append(server.answer(query.query(np.arange(5), seeded(1)).messages()))
+        table = encode(database, max_memory=max_memory)
+        assert len(table.blocks()) > 1
+        server = server_of(database, table=table)
+        client = OneServerClient(params_of(database), server.hint)
+        asked = [client.query(np.arange(5), seeded(seed)).messages() for seed in (1, 2, 3)]
+        replies.append([server.answer(messages) for messages in asked])
+        orders.append({tuple(table.blocks()) for _ in range(3)})
     assert replies[0] == replies[1]
+    assert [len(each) for each in orders] == [2, 1]
 
 
 def test_a_table_that_is_served_lends_its_parts_to_the_next_and_one_that_is_gone_does_not():

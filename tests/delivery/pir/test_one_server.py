@@ -3,6 +3,7 @@
 
 from dataclasses import replace
 from hashlib import sha256
+from math import sqrt
 
 import numpy as np
 import pytest
@@ -12,10 +13,11 @@ from hypothesis import strategies as st
 from keyhole.crypto.bits import pack_bits, unpack_bits
 from keyhole.crypto.ntt import transform_of
 from keyhole.crypto.prg import Prg
+from keyhole.delivery.pir import lattice
 from keyhole.delivery.pir.database import PirParams
 from keyhole.delivery.pir.messages import FRAME_BYTES, seal
 from keyhole.delivery.pir.one_server import OneServerClient, OneServerPir, server_of
-from keyhole.delivery.pir.shape import HINT_HEAD_BYTES, RingShape, shape_of
+from keyhole.delivery.pir.shape import HINT_HEAD_BYTES, PRIMES, RingShape, shape_of
 from keyhole.delivery.pir.slots import Slots
 from keyhole.errors import MalformedError, ReplayError, StaleError
 from tests.delivery.pir.mutations import bit_flips, body_of, flipped, rows_of, with_rows
@@ -153,6 +155,58 @@ def test_no_two_queries_share_a_number(several):
     bodies = [memoryview(body_of(asker.query(np.array([5])).messages()[0])) for _ in range(2)]
     first, second = (unpack_bits(body, 2 * count, 27) for body in bodies)
     assert np.count_nonzero(first == second) <= 3
+
+
+def deviation(numbers, prime):
+    """By how many standard deviations the chi-square of 256 bins is off for uniform residues."""
+    counts = np.bincount((numbers.reshape(-1) * np.uint64(256) // np.uint64(prime)).astype(int))
+    edges = -(-np.arange(257) * prime // 256)
+    expected = numbers.size * np.diff(edges) / prime
+    square = ((np.pad(counts, (0, 256 - len(counts))) - expected) ** 2 / expected).sum()
+    return (square - 255) / sqrt(2 * 255)
+
+
+def deviations(asker, keys, seeds):
+    """Of the values that a query holds modulo each prime, and of their coefficients."""
+    shape, found = RingShape.of(asker.params), []
+    bodies = [body_of(asker.query(np.array(keys), seeded(n)).messages()[0]) for n in seeds]
+    sent = np.stack([unpack_bits(each, shape.question_numbers, 54) for each in bodies])
+    for at, prime in enumerate(PRIMES):
+        values = (sent >> np.uint64(27 * at)) & np.uint64((1 << 27) - 1)
+        assert values.max() < prime
+        columns = values.astype(np.uint32).reshape(-1, shape.degree, 1)
+        coefficients = transform_of(shape.degree, prime).inverse(columns).astype(np.uint64)
+        found += [deviation(values, prime), deviation(coefficients, prime)]
+    return found
+
+
+@pytest.fixture(scope="module")
+def sparse():
+    """A client whose plaintexts are zero at nearly all positions: only secrets hide that."""
+    return parties(3000, 5, 2)[2]
+
+
+@pytest.mark.parametrize("keys", [[], [0], [5, 2999]], ids=["none", "one", "all"])
+def test_what_a_query_holds_is_uniform_by_chi_square(sparse, keys):
+    assert all(abs(each) < 5 for each in deviations(sparse, keys, range(20)))
+
+
+@pytest.mark.parametrize("planted", ["no secret", "no secret and no errors", "one in a hundred"])
+def test_what_is_not_uniform_is_found_by_chi_square(sparse, monkeypatch, planted):
+    draw, pack = lattice.draw_gaussian, lattice.pack_bits
+
+    def draw_some(prg, sigma, shape):
+        is_error = len(shape) > 2  # a secret is (rank, N)
+        return draw(prg, sigma, shape) * (is_error and planted == "no secret")
+
+    def pack_others(numbers, bits):
+        return pack(np.where(np.arange(len(numbers)) % 100, numbers, 7), bits)
+
+    if planted == "one in a hundred":
+        monkeypatch.setattr(lattice, "pack_bits", pack_others)
+    else:
+        monkeypatch.setattr(lattice, "draw_gaussian", draw_some)
+    assert max(map(abs, deviations(sparse, [1, 2], range(20)))) > 20
 
 
 def test_a_source_of_secrets_that_is_used_twice_would_be_seen(several):

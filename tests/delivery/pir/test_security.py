@@ -88,6 +88,18 @@ def test_the_stored_bits_of_our_parameters_hold():
     assert bits >= SECURITY_BITS >= 128
 
 
+@pytest.mark.slow
+def test_the_estimator_says_what_is_stored_where_it_is_installed():
+    """`docs/decisions/0031` says with what it runs; on no package index, so seldom installed."""
+    reason = "the lattice estimator, which needs Sage, is not installed"
+    estimator = pytest.importorskip("estimator", reason=reason)
+    drawn = estimator.ND.DiscreteGaussian(SIGMA)
+    ours = estimator.LWE.Parameters(n=DIMENSION, q=2**54, Xs=drawn, Xe=drawn)
+    found = estimator.LWE.estimate(ours)
+    for attack, bits in ESTIMATES.items():
+        assert log2(float(found[attack]["rop"])) == pytest.approx(bits, abs=0.1)
+
+
 def test_a_wider_modulus_or_a_smaller_dimension_would_be_seen():
     _, bits = primal(DIMENSION, log2(MODULUS) + 1, SIGMA, SIGMA)
     assert bits < ESTIMATES["usvp"] - 1.5

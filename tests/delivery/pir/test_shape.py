@@ -117,6 +117,8 @@ def test_noise_has_the_spread_of_theory_over_a_million_coefficients(fill):
     expected = sqrt(shape.variance)
     assert 0.93 < noise.std() / expected < 1.01  # the variance allows for tables of larger norm
     assert np.abs(noise).max() < 6.5 * expected < 0.5
+    for sd in (1.5, 2, 3, 4, 5):  # a sub-Gaussian law, as the bound on failures takes it
+        assert (np.abs(noise) > sd * expected).mean() < 2 * exp(-(sd**2) / 2)
     np.testing.assert_array_equal(found.records[:, :2000], records[keys])
 
 

@@ -14,17 +14,19 @@ The inner loop adds up products of 27 and 27 bits in words of 64: 1,024 of them 
 are reduced, once. Every product of every question is computed, in one order, whatever is asked.
 
 Parts live in memory, or in a file that was deleted as soon as it was opened, of which a block of 32
-chunks is read at a time.
+chunks is read at a time. Passes over files begin at one end and at the other by turns: a cache of
+files that does not hold all of them still holds what was read last.
 """
 
 from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import BinaryIO, Protocol, TypeVar
 from weakref import finalize
@@ -111,6 +113,7 @@ class EncodedTable:
     rows: Rows
     parts: tuple[TablePart, ...]
     made: int
+    _passes: Iterator[int] = field(default_factory=count, repr=False, compare=False)
 
     def __repr__(self) -> str:
         return f"EncodedTable({len(self.rows)} rows, {len(self.parts)} parts)"
@@ -128,14 +131,19 @@ class EncodedTable:
             before: an earlier table, of which parts without a changed row are taken over.
             folder: where parts are kept in files; None keeps them in memory.
         """
-        count = shape.parts
+        total = shape.parts
         kept: dict[int, TablePart] = {}
         if before is not None and before.shape == shape and before.rows.shape == rows.shape:
             changed = np.flatnonzero((before.rows != rows).any(axis=1))
             touched = set((_positions_of(shape, changed) // POSITIONS_AT_ONCE).tolist())
             kept = {n: part for n, part in enumerate(before.parts) if n not in touched}
-        parts = [kept[n] if n in kept else _make_part(rows, shape, n, folder) for n in range(count)]
-        return EncodedTable(shape, rows, tuple(parts), count - len(kept))
+        parts = [kept[n] if n in kept else _make_part(rows, shape, n, folder) for n in range(total)]
+        return EncodedTable(shape, rows, tuple(parts), total - len(kept))
+
+    def blocks(self) -> Sequence[int]:
+        """Returns the order in which a pass takes blocks of 32 chunks, whatever is asked."""
+        is_odd = isinstance(self.parts[0], FilePart) and next(self._passes) % 2
+        return range(self.shape.lane_blocks)[:: -1 if is_odd else 1]
 
     def multiply(self, questions: Residues, block: int) -> Residues:
         """Returns the sums over all positions for 32 chunks: (questions, primes, groups, N, 32).
@@ -143,16 +151,16 @@ class EncodedTable:
         Args:
             questions: (questions, parts, primes, groups, N, 8), values of the transform.
         """
-        count, groups, degree = len(questions), self.shape.groups, self.shape.degree
-        sums = np.zeros((count, len(PRIMES), groups * degree, LANES), np.uint64)
+        many, groups, degree = len(questions), self.shape.groups, self.shape.degree
+        sums = np.zeros((many, len(PRIMES), groups * degree, LANES), np.uint64)
         for number, part in enumerate(self.parts):
             held = part.block(block).reshape(len(PRIMES), POSITIONS_AT_ONCE, -1, LANES)
-            asked = questions[:, number].reshape(count, len(PRIMES), -1, POSITIONS_AT_ONCE)
+            asked = questions[:, number].reshape(many, len(PRIMES), -1, POSITIONS_AT_ONCE)
             _add_products(held, asked, sums)
             if (number + 1) * POSITIONS_AT_ONCE % MAX_PRODUCTS == 0:
                 reduce_sums(sums)
         reduce_sums(sums)
-        return sums.astype(np.uint32).reshape(count, len(PRIMES), groups, degree, LANES)
+        return sums.astype(np.uint32).reshape(many, len(PRIMES), groups, degree, LANES)
 
 
 def reduce_sums(sums: NDArray[np.uint64]) -> None:

@@ -112,10 +112,9 @@ def encrypt(keys: KeyArray, shape: RingShape, seed: bytes, prg: Prg) -> tuple[by
         scaled += draw_gaussian(prg, SIGMA, form)
         values = np.zeros(form, np.uint64)
         for place, prime in enumerate(PRIMES):
-            masked = _transformed(scaled, prime).astype(np.uint64)
-            for row, factor in zip(public[:, place], turned[place], strict=True):
-                masked += row.astype(np.uint64) * factor[:, None] % np.uint64(prime)
-            values |= masked % np.uint64(prime) << np.uint64(place * PRIME_BITS)
+            masked = _transformed(scaled, prime)
+            masked += _products(public[:, place], turned[place], prime)
+            values |= (masked % prime).astype(np.uint64) << np.uint64(place * PRIME_BITS)
         question[number] = values.reshape(shape.buckets, -1).T
     sent = question.reshape(-1)[: shape.question_numbers]
     return pack_bits(sent, QUESTION_BITS), Opening(secret, keys, buckets)
@@ -125,6 +124,17 @@ def _transformed(numbers: NDArray[np.integer], prime: int) -> Residues:
     """Values of polynomials, (..., N, lanes) of any whole numbers, modulo a prime."""
     reduced = np.ascontiguousarray(numbers % prime, dtype=np.uint32)
     return transform_of(numbers.shape[-2], prime).forward(reduced)
+
+
+def _products(values: Residues, factors: Residues, prime: int) -> Residues:
+    """The sum over polynomials of products with others, given by their values: (rank, ..., N,
+    lanes) and (rank, N); below 2p."""
+    ring, twice = transform_of(factors.shape[-1], prime), np.uint32(2 * prime)
+    total, *others = (ring.multiply(*pair) for pair in zip(values, factors, strict=True))
+    for each in others:
+        total += each
+        np.minimum(total, total - twice, out=total)
+    return total
 
 
 def _scaled(plain: Residues, t: int) -> NDArray[np.int64]:
@@ -156,8 +166,10 @@ class RingHint:
         mask = self._times(opening.secret)
         up, t, bits = shape.hint_bits - shape.reply_bits, np.uint64(shape.modulus), shape.hint_bits
         phase = ((lanes << np.uint64(up)) - mask) & np.uint64((1 << bits) - 1)
-        plain = ((phase * t + np.uint64(1 << (bits - 1))) >> np.uint64(bits)) % t
-        slots = transform_of(shape.degree, shape.modulus).forward(plain.astype(np.uint32))
+        rounded = (phase * t + np.uint64(1 << (bits - 1))) >> np.uint64(bits)
+        plain = rounded.astype(np.uint32)  # t stands for 0
+        np.minimum(plain, plain - np.uint32(shape.modulus), out=plain)
+        slots = transform_of(shape.degree, shape.modulus).forward(plain)
         return _rows_of(slots, opening, shape)
 
     def _times(self, secret: NDArray[np.int32]) -> Wide:
@@ -165,17 +177,17 @@ class RingHint:
         below q."""
         found = []
         for values, prime in zip(self._values, PRIMES, strict=True):
-            p = np.uint64(prime)
-            turned = _transformed(secret.T[None], prime)[0].T.astype(np.uint64)
-            total = sum(
-                row * factor[:, None] % p for row, factor in zip(values, turned, strict=True)
-            )
-            ring = transform_of(self._shape.degree, prime)
-            found.append(ring.inverse((total % p).astype(np.uint32)).astype(np.int64))
+            turned = _transformed(secret.T[None], prime)[0].T
+            total = _products(values, turned, prime)
+            found.append(transform_of(self._shape.degree, prime).inverse(total))
         low, high = found
-        turns = (high - low) % PRIMES[1] * pow(PRIMES[0], -1, PRIMES[1]) % PRIMES[1]
-        whole = low + PRIMES[0] * turns
-        return np.where(whole > MODULUS // 2, whole - MODULUS, whole).view(np.uint64)
+        first, second = PRIMES
+        ring, inverse = transform_of(self._shape.degree, second), pow(first, -1, second)
+        high += np.uint32(2 * second) - low  # low is below the first, and so below twice the other
+        turns = ring.multiply(high, np.full(self._shape.degree, inverse, np.uint32)) % second
+        whole = low + np.uint64(first) * turns
+        is_below = whole > np.uint64(MODULUS // 2)
+        return whole - is_below * np.uint64(MODULUS)
 
 
 def _reply_form(shape: RingShape) -> tuple[int, int, int]:
