@@ -10,17 +10,13 @@ import threading
 import numpy as np
 import pytest
 
-from keyhole.device.take_part import Participant, PopulationClient, take_part
-from keyhole.errors import KeyholeError
 from keyhole.rounds.loop import start_run
 from keyhole.sampling import Cohorts, sample_cohort
 from keyhole.server.inputs import InputBound, TakenUpdate, norm, usable
 from keyhole.service.inbox import SpoolInbox
 from keyhole.service.served import Served
-from keyhole.wire.assignment import Wait, device_name
-from keyhole.wire.sockets import Clock
 from tests.rounds import toy
-from tests.service.living_devices import living
+from tests.service.living_devices import devices, living, lying
 from tests.service.small_service import small_service
 
 COHORT, LIMIT = 5, 0.5
@@ -43,19 +39,6 @@ def attack(directory, send, above, **weights):
     plan = toy.make_plan(cohorts=cohorts, max_update_norm=LIMIT, above_norm=above, **weights)
     stop = threading.Event()
 
-    def live(client):
-        one = PopulationClient(client, lambda settings: toy.make_clients(), toy.REHEARSED)
-        lie = Participant(one.choose, one.train, send=send)
-        clock = Clock(sleep=lambda seconds: stop.wait(min(seconds, 0.01)))
-        with service.device(name=device_name(client), stop=stop, clock=clock) as device:
-            done = None
-            while not stop.is_set():
-                try:
-                    told = take_part(device, lie if client == liar else one.participant(), done)
-                    done = done if isinstance(told, Wait) else told.round
-                except KeyholeError:
-                    stop.wait(0.01)
-
     with small_service(directory) as service:
         kind = Served(
             service.publisher, SpoolInbox(service.spool), poll=0.005, seconds=60.0, named=True
@@ -63,7 +46,8 @@ def attack(directory, send, above, **weights):
         run = start_run(toy.make_state(), toy.make_clients(), plan, kind=kind)
         asked = sample_cohort(plan.cohorts, plan.seed, plan.trial, 0)
         liar = asked[2]
-        with living(live, asked, stop):
+        honest = devices(service, [client for client in asked if client != liar])
+        with honest, living(lying(service, stop, send, []), [liar], stop):
             (record,) = run.rounds(1)
     return norm(run.state.model()), record
 

@@ -3,8 +3,14 @@
 import threading
 from contextlib import ExitStack, contextmanager
 
-from keyhole.device.take_part import PopulationClient, keep_taking_part
-from keyhole.wire.assignment import device_name
+from keyhole.device.take_part import (
+    Participant,
+    PopulationClient,
+    keep_taking_part,
+    take_part,
+)
+from keyhole.errors import KeyholeError
+from keyhole.wire.assignment import Wait, device_name
 from keyhole.wire.sockets import Clock
 from tests.rounds import toy
 
@@ -33,6 +39,27 @@ def devices(service, clients=EVERYONE, pause=0.01, rehearsed=toy.REHEARSED):
 
     with living(live, clients, stop):
         yield
+
+
+def lying(service, stop, send, heard):
+    """Returns `live(client)` of a device that sends as `send` does in every round, and takes note
+    of the errors that it is told."""
+
+    def live(client):
+        one = PopulationClient(client, lambda settings: toy.make_clients(), toy.REHEARSED)
+        participant = Participant(one.choose, one.train, send=send)
+        clock = Clock(sleep=lambda seconds: stop.wait(min(seconds, 0.01)))
+        with service.device(name=device_name(client), stop=stop, clock=clock) as device:
+            done = None
+            while not stop.is_set():
+                try:
+                    taken = take_part(device, participant, done)
+                    done = done if isinstance(taken, Wait) else taken.round
+                except KeyholeError as error:
+                    heard.append(error)
+                    stop.wait(0.01)
+
+    return live
 
 
 @contextmanager

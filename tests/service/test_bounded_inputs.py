@@ -9,19 +9,17 @@ import pytest
 
 from keyhole.aggregation.plain import PLAIN
 from keyhole.aggregation.robust import MEDIAN, NormAlarm, TrimmedMean
-from keyhole.device.take_part import Participant, PopulationClient, take_part
 from keyhole.errors import KeyholeError
 from keyhole.rounds.loop import start_run
 from keyhole.rounds.machine import Buffering
 from keyhole.sampling import sample_cohort
 from keyhole.server.inputs import InputBound
 from keyhole.service.spool import UpdateSpool
-from keyhole.wire.assignment import Wait, device_name
+from keyhole.wire.assignment import device_name
 from keyhole.wire.settings import bound_of, bound_settings
-from keyhole.wire.sockets import Clock
 from tests.rounds import toy
 from tests.service.in_process import Service, send_update, update_of
-from tests.service.living_devices import EVERYONE, devices, living
+from tests.service.living_devices import EVERYONE, devices, living, lying
 from tests.service.small_service import small_service
 from tests.service.test_served import served
 
@@ -32,26 +30,6 @@ LIAR = 7
 def boosted(device, told, update, keys):
     """A client that sends a million times what it was to send, of which nobody clips anything."""
     return device.send(told, {"x": update["x"] * np.float32(1e6)}, keys)
-
-
-def lying(service, stop, heard):
-    """A device that lies in every round, and notes what it is told."""
-
-    def live(client):
-        one = PopulationClient(client, lambda settings: toy.make_clients(), toy.REHEARSED)
-        participant = Participant(one.choose, one.train, send=boosted)
-        clock = Clock(sleep=lambda seconds: stop.wait(min(seconds, 0.01)))
-        with service.device(name=device_name(client), stop=stop, clock=clock) as device:
-            done = None
-            while not stop.is_set():
-                try:
-                    taken = take_part(device, participant, done)
-                    done = done if isinstance(taken, Wait) else taken.round
-                except KeyholeError as error:
-                    heard.append(error)
-                    stop.wait(0.01)
-
-    return live
 
 
 def boosting(clients, jobs):
@@ -66,7 +44,7 @@ def run_served(directory, rounds=3, **changes):
     with (
         small_service(directory) as service,
         devices(service, [c for c in EVERYONE if c != LIAR]),
-        living(lying(service, stop, heard), [LIAR], stop),
+        living(lying(service, stop, boosted, heard), [LIAR], stop),
     ):
         run = start_run(toy.make_state(), toy.make_clients(), plan, kind=served(service))
         records = list(run.rounds(rounds))
