@@ -3,18 +3,19 @@
 import os
 import subprocess
 import sys
+from typing import get_args
 
 import numpy as np
 import pytest
 
-from keyhole.delivery.records import Coding, RecordField, Records
+from keyhole.delivery.records import Coding, CodingKind, RecordField, Records
 from keyhole.delivery.sources import FunctionSource, sources_of
 from keyhole.errors import InputError, StorageError
 from keyhole.server.optimizers import SGD, Adagrad, Adam, Momentum, Yogi
 from keyhole.service import segments as slice_files
 from keyhole.service.publishing import Publisher
 from keyhole.service.reading import RoundsDirectory
-from tests.helpers import DIGEST, ROOT
+from tests.helpers import DIGEST, ROOT, grid
 from tests.service.small_rounds import (
     LAYOUT,
     check_current,
@@ -27,7 +28,6 @@ from tests.service.small_rounds import (
 )
 
 OPTIMIZERS = [SGD(0.1), Momentum(0.1), Adagrad(0.1), Adam(0.1), Yogi(0.1)]
-CODINGS = [Coding(kind, seed=3) for kind in ("plain", "half", "uint8", "uint4")]
 SMALL = {"segment_bytes": 100, "durable": False}
 
 
@@ -35,11 +35,10 @@ def ids_of(directory):
     return sorted(name for name in names_of(directory) if not name.startswith("."))
 
 
-@pytest.mark.parametrize("coding", CODINGS, ids=lambda coding: coding.kind)
-@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: type(o).__name__)
-@pytest.mark.parametrize(("kind", "is_held"), [("dense", False), ("lazy", True)])
-def test_an_incremental_round_equals_a_full_one(tmp_path, kind, optimizer, coding, is_held):
+@grid("kind, optimizer, coding", ("dense", "lazy"), OPTIMIZERS, get_args(CodingKind))
+def test_an_incremental_round_equals_a_full_one(tmp_path, kind, optimizer, coding):
     state, rounds = small_state(optimizer, kind), RoundsDirectory(tmp_path / "a")
+    coding, is_held = Coding(coding, seed=3), kind == "lazy"
     # A round that is held cannot become spare: its files are linked or copied.
     touched = [(3, 17), (), (0, 39), tuple(range(30)), (8, 9, 10), (5,)]
     with Publisher(tmp_path / "a") as publisher:
