@@ -4,7 +4,7 @@
 
 FOLDER gets keyhole.toml, made-up posts on twelve hobbies that the trainer measures the model on,
 kits with tokens for two tabs, and page/: the files of clients/web with the words and tags of those
-posts. In a FOLDER that is there, only page/ is written again.
+posts. In a FOLDER that is there, page/ is written again, and kits/ if it is gone.
 """
 
 import json
@@ -20,7 +20,7 @@ import numpy as np
 
 from keyhole.data.open import open_dataset
 from keyhole.project.kits import provision
-from keyhole.project.parties import PINNED, SERVICE, token_of
+from keyhole.project.parties import PINNED
 from keyhole.project.spec import FILE, Project
 
 CLIENT = Path(__file__).parents[2] / "clients" / "web"
@@ -92,7 +92,7 @@ def posts(rng, count, hobbies):
 
 
 def write_project(folder):
-    """Writes keyhole.toml, the trainer's posts and the kits of two tabs."""
+    """Writes keyhole.toml and the trainer's posts."""
     rng = np.random.default_rng(SEED)
     folder.mkdir(parents=True)
     with lzma.open(folder / DATA, "wt") as file:
@@ -103,13 +103,18 @@ def write_project(folder):
     sizes = {name: len(found) for name, found in names_in(folder).items()}
     told = {"data": DATA, "devices": len(DEVICES), "service": SERVICE_PORT, "page": PAGE_PORT}
     (folder / FILE).write_text(PROJECT.format(**told, **sizes))
-    provision(Project.open(folder), folder / KITS, DEVICES)
 
 
 def names_in(folder):
     """Words and tags of the trainer's posts, by their numbers."""
     names = open_dataset(folder / DATA).names
     return {what: list(names[what]) for what in ("words", "tags")}
+
+
+def make_kits(folder):
+    """Makes the kits of services, trainer and two tabs where there are none; returns the tokens."""
+    provision(Project.open(folder), folder / KITS, DEVICES)
+    return [token for name in DEVICES for token in sorted((folder / KITS / name).glob("*.token"))]
 
 
 def page_of(folder):
@@ -145,16 +150,22 @@ def page_server(where, port):
 
 def main(folder):
     """Makes the project where it is not there, and serves its page until Ctrl-C."""
-    if not folder.exists():
-        write_project(folder)
-    write_page(folder / PAGE, page_of(folder))
-    print(f"In two other terminals:\n\n    cd {folder} && keyhole up")
-    print(f"    cd {folder} && keyhole run --deploy\n")
-    for name in DEVICES:
-        token = (folder / KITS / name / token_of(SERVICE)).read_text().strip()
-        print(f"Token of {name}:\n    {token}")
-    with page_server(folder / PAGE, PAGE_PORT) as server, suppress(KeyboardInterrupt):
-        print(f"\nOpen http://127.0.0.1:{PAGE_PORT} in a tab for each token; Ctrl-C ends the page.")
+    if folder.exists() and not (folder / DATA).exists():
+        sys.exit(f"{folder} is in use: expected a new folder, or one that this script has made")
+    try:
+        server = page_server(folder / PAGE, PAGE_PORT)
+    except OSError as error:
+        sys.exit(f"the page cannot be served at port {PAGE_PORT}: {error.strerror}")
+    with server, suppress(KeyboardInterrupt):
+        if not folder.exists():
+            write_project(folder)
+        tokens = make_kits(folder)
+        write_page(folder / PAGE, page_of(folder))
+        print(f"In two other terminals:\n\n    cd {folder} && keyhole up")
+        print(f"    cd {folder} && keyhole run --deploy\n")
+        for token in tokens:
+            print(f"Token of {token.parent.name} for the {token.stem}:\n    {token.read_text()}")
+        print(f"Open http://127.0.0.1:{PAGE_PORT} in a tab for each token; Ctrl-C ends the page.")
         server.serve_forever()
 
 

@@ -131,13 +131,13 @@ def test_two_tabs_train_a_model_with_keyhole_up(tabs, window, tmp_path, monkeypa
     monkeypatch.setenv("KEYHOLE_CACHE", str(tmp_path / "cache"))
     folder = tmp_path / "hobbies"
     tabs.write_project(folder)
+    tokens = [path.read_text() for path in tabs.make_kits(folder)]
     about = tabs.page_of(folder)
     with page(tabs, folder / tabs.PAGE, about, port) as origin, up(folder) as lines:
         assert any(f"pages of {origin} may be devices" in line for line in lines)
         opened = []
-        for number, name in enumerate(tabs.DEVICES):
+        for number, token in enumerate(tokens):
             opened.append(window.new_tab())
-            token = (folder / "kits" / name / "service.token").read_text()
             start(window, origin, token=token, example=str(number))
         done = run(folder, "--deploy", "--rounds", str(ROUNDS))
         assert done.returncode == 0, done.stderr

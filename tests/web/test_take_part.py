@@ -24,6 +24,7 @@ from keyhole.service.transport import Listen, serving
 from keyhole.wire.manifest import digest_of
 from keyhole.wire.messages import Ask, decode_update, encode_query, split_report
 from keyhole.wire.settings import bound_of
+from tests.device.test_wrong_clocks import DAY, Shifted
 from tests.helpers import LONG, ROOT
 from tests.service.pir.pair import pair
 from tests.service.recorder import Recorder
@@ -180,24 +181,43 @@ def test_servers_in_the_wrong_order_are_told(tmp_path):
         assert not any(found.recorders[0].bodies("/pir/two-server"))
 
 
-@pytest.mark.slow
-def test_a_service_that_was_away_is_asked_again(tmp_path):
-    service = Service(tmp_path)
+@contextmanager
+def one_service(directory, **options):
+    """A service with a round of the tag model, and what publishes the next one."""
+    service = Service(directory, **options)
     state = ServerState.dense(LAYOUT, random_model(LAYOUT), SGD(lr=1.0))
     with service.publisher:
         service.publish_state(state, settings=SETTINGS)
+        yield service, lambda: service.publish_state(state, settings=SETTINGS)
+    service.rounds.close()
+
+
+@pytest.mark.slow
+def test_a_service_that_was_away_is_asked_again(tmp_path):
+    with one_service(tmp_path) as (service, publish):
         with serving(service.app) as url:
             told = {"url": url, "token": service.token(), "posts": POSTS, "rounds": 2}
             command = ["node", str(ROOT / "tests" / "web" / "take_part.mjs"), json.dumps(told)]
             device = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
             assert json.loads(device.stdout.readline())["number"] == 0
         assert "got no answer (5 attempts)" in json.loads(device.stdout.readline())["missed"]
-        service.publish_state(state, settings=SETTINGS)
+        publish()
         with serving(service.app, Listen(port=int(url.rpartition(":")[2]))):
             *_, last = device.communicate(timeout=LONG)[0].splitlines()
-        assert json.loads(last)["number"] == 1
-        assert device.returncode == 0
-    service.rounds.close()
+    assert json.loads(last)["number"] == 1
+    assert device.returncode == 0
+
+
+def test_a_service_with_a_wrong_clock_is_asked_again_while_the_token_is_good(tmp_path):
+    clock = Shifted(40 * DAY, looks=2)
+    with one_service(tmp_path, clock=clock) as (service, _), serving(service.app) as url:
+        first, *_, last = node_device(url=url, token=service.token())
+        assert "the token is expired, or not yet good" in first["missed"]
+        assert last["number"] == 0
+        issue = service.keyring.issue
+        expired = issue("device", "phone", now=time.time() - 40 * DAY, seconds=DAY)
+        (told,) = node_device(url=url, token=expired)
+        assert told["kind"] == "UntimelyError"
 
 
 @pytest.mark.slow

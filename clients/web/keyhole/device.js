@@ -6,7 +6,7 @@
  * not at all, and with a pinned key no round counts that the trainer did not sign.
  */
 
-import { concat, KeyholeError } from "./bytes.js";
+import { concat, KeyholeError, unbase64 } from "./bytes.js";
 import { decodeRecord } from "./manifest.js";
 import { encodeReport, encodeUpdate, readyUpdate } from "./messages.js";
 import { levelSizes, NODE, pathLevels } from "./merkle.js";
@@ -21,7 +21,8 @@ const LONGEST_WAIT = 60;
 const MAX_STALE = 8; // misses in a row because two servers hold other rounds
 
 /** Kinds of errors that end a round of a device, and not its work. */
-const MISSES = ["TooLateError", "ConflictError", "StaleError", "AwayError"];
+const GROWING = ["StaleError", "AwayError", "UntimelyError"]; // after which it waits longer and longer
+const MISSES = ["TooLateError", "ConflictError", ...GROWING];
 
 /** Kinds of errors by which a service says that a token is good no more. */
 const REFUSALS = ["AccessError", "NotAdmittedError"];
@@ -89,7 +90,7 @@ export class Device {
    * A service that has answered once may be away for a while; one that never has ends it.
    */
   async keepTakingPart({ rounds = Infinity, onStep, onRound = () => {}, onMiss = () => {}, onWait = () => {} }) {
-    let misses = 0; // in a row, for which a device waits longer and longer
+    let misses = 0; // in a row
     for (let taken = 0; taken < rounds; ) {
       let outcome;
       try {
@@ -97,9 +98,10 @@ export class Device {
         misses = 0;
       } catch (error) {
         this.service.signal?.throwIfAborted();
-        const isStale = error.kind === "StaleError";
-        misses = isStale || error.kind === "AwayError" ? misses + 1 : 0;
-        if (!MISSES.includes(error.kind) || (isStale && misses === MAX_STALE)) throw error;
+        const { kind } = error;
+        const isOver = kind === "UntimelyError" && !isTimely(this.service.token);
+        misses = GROWING.includes(kind) ? misses + 1 : 0;
+        if (!MISSES.includes(kind) || isOver || (kind === "StaleError" && misses === MAX_STALE)) throw error;
         onMiss(error);
         outcome = { wait: Math.min(LONGEST_WAIT, AFTER_MISS * 2 ** Math.max(0, misses - 1)) };
       }
@@ -220,6 +222,17 @@ export class Device {
     if (now.round === told.round && now.phase === "open") return;
     throw miss("the round is over", `round ${told.number}, while round ${now.number} is ${now.phase}`,
       "the newest round while it is open");
+  }
+}
+
+/** Whether a token is good by the clock of this device: then that of the service may be wrong. */
+function isTimely(token) {
+  try {
+    const { issued, expires } = JSON.parse(new TextDecoder().decode(unbase64(token.split(".")[1])));
+    const now = Date.now() / 1000;
+    return issued <= now && now < expires;
+  } catch {
+    return false; // not a token that one can read
   }
 }
 
