@@ -21,6 +21,7 @@ import jax
 import numpy as np
 
 from harness import Goal
+from keyhole.arrays import empty_on_line
 from keyhole.data.federated import Dataset, FederatedData, Ragged
 from keyhole.experiments.experiment import Experiment
 from keyhole.experiments.opening import open_data
@@ -144,8 +145,12 @@ def _pair(experiment: Experiment, make_round: Callable[[], object]) -> tuple[flo
 
 
 def _own(argument: Any) -> Any:
-    """Arguments that a call may overwrite, where the kernel takes them as they are."""
-    return argument.copy() if isinstance(argument, np.ndarray) else argument
+    """Arguments that a call may overwrite, and that JAX reads where they are."""
+    if not isinstance(argument, np.ndarray):
+        return argument
+    copy = empty_on_line(argument.shape, argument.dtype)
+    copy[...] = argument
+    return copy
 
 
 @contextmanager

@@ -1,9 +1,11 @@
-"""Names the kinds of arrays and functions that pass between the layers; keeps freed memory."""
+"""Names the kinds of arrays and functions that pass between the layers; keeps freed memory, and
+makes arrays that JAX reads where they are."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
+from math import prod
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -26,6 +28,33 @@ SelectFn: TypeAlias = Callable[[Any, Any], Any]
 
 DeselectFn: TypeAlias = Callable[[Any, Any], Any]
 """phi: (update of one client, its keys) -> value shaped like the server's."""
+
+LINE = 64
+"""Bytes in a cache line."""
+
+
+def empty_on_line(shape: Sequence[int], dtype: Any) -> Array:
+    """Returns an array of any numbers that begins at a cache line: JAX on a CPU reads such memory
+    where it is, and copies every other array that it is given.
+
+    >>> empty_on_line((3, 2), np.float32).ctypes.data % LINE
+    0
+    """
+    size = prod(shape) * np.dtype(dtype).itemsize
+    memory = np.empty(size + LINE, np.uint8)
+    start = -memory.ctypes.data % LINE
+    placed: Array = memory[start : start + size].view(dtype).reshape(shape)
+    return placed
+
+
+def on_line(array: Array) -> Array:
+    """Returns the array itself if it is C-contiguous and begins at a cache line, else a copy that
+    does; see `empty_on_line`."""
+    if array.flags.c_contiguous and array.ctypes.data % LINE == 0:
+        return array
+    copy = empty_on_line(array.shape, array.dtype)
+    copy[...] = array
+    return copy
 
 
 # Parameters of mallopt(3).

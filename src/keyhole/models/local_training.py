@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from keyhole import tree
-from keyhole.arrays import Array, Tree
+from keyhole.arrays import Array, Tree, empty_on_line, on_line
 from keyhole.errors import ShapeError
 from keyhole.models.client_update import (
     Batch,
@@ -103,8 +103,9 @@ class LocalSgd:
         epochs = self.settings.epochs
         max_steps = epochs * max(MIN_BATCHES, _power_of_two(len(batches) // epochs))
         is_whole = sizes == counts
+        start = slices if is_whole else resize_submodel(layout, slices, sizes)
         update, loss = self._train(
-            slices if is_whole else resize_submodel(layout, slices, sizes),
+            tree.map_leaves(on_line, start),  # XLA's own copy of slices takes several times as long
             slot_masks(counts, sizes),
             {name: _arrange(np.asarray(array), batches, max_steps) for name, array in data.items()},
             _masks(batches, max_steps),
@@ -196,9 +197,10 @@ def _arrange(array: Array, batches: Array, max_steps: int) -> Array:
     """The examples of each step side by side, (most steps, batch size, ...).
 
     NumPy gathers rows at the speed of memory, XLA within the loop several times slower. A place
-    without example holds the first one, under a mask: it cannot bring in a NaN of its own.
+    without example holds the first one, under a mask: it cannot bring in a NaN of its own. Steps
+    beyond the last are never read, nor written.
     """
-    arranged = np.zeros((max_steps, *batches.shape[1:], *array.shape[1:]), array.dtype)
+    arranged = empty_on_line((max_steps, *batches.shape[1:], *array.shape[1:]), array.dtype)
     np.take(array, np.maximum(batches, 0), axis=0, out=arranged[: len(batches)], mode="clip")
     return arranged
 

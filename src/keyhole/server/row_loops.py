@@ -15,7 +15,7 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from keyhole.server.rows import LINE
+from keyhole.arrays import LINE
 
 # Kernels are typed by numba when they are first called.
 # mypy: disable-error-code="no-untyped-def"

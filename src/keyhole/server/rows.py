@@ -17,10 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from keyhole.arrays import LINE
 from keyhole.compiled import loop
 from keyhole.errors import InputError, KeySpaceError, ShapeError
-
-LINE = 64  # bytes in a cache line
 
 
 @loop("keyhole.server.row_loops")

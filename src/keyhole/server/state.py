@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from keyhole import tree
-from keyhole.arrays import Array, KeyArray, Tree
+from keyhole.arrays import Array, KeyArray, Tree, empty_on_line
 from keyhole.errors import InputError, ShapeError
-from keyhole.primitives.layout import ClientKeys, Layout, select_rows
+from keyhole.primitives.layout import ClientKeys, Layout, Part, select_rows
 from keyhole.server.initial import Initial
 from keyhole.server.optimizers import Optimizer, optimizer_of
 from keyhole.server.row_sums import RowUpdate, check_float32, check_updates
@@ -66,10 +66,9 @@ class ServerState:
         layout.check(model)
         leaves = {path: np.asarray(leaf) for path, leaf in tree.flatten(model).items()}
         check_float32({path: leaf.dtype for path, leaf in leaves.items()})
-        # Tables own their rows: a part of one field would else be a view of the caller's array.
         tables = tuple(
-            DenseTable(np.array(p.to_rows(leaves), order="C"), optimizer_of(optimizer, p))
-            for p in layout.parts
+            DenseTable(_own_rows(part, leaves), optimizer_of(optimizer, part))
+            for part in layout.parts
         )
         return ServerState(layout, tables, optimizer, threads=threads)
 
@@ -229,6 +228,12 @@ class _Lent:
         table = self.state.tables[part]
         seen = table.view(keys) if isinstance(table, DenseTable) else None
         return self.state.rows(part, keys) if seen is None else seen
+
+
+def _own_rows(part: Part, leaves: Mapping[str, Array]) -> Array:
+    """A copy of the rows of a model, which JAX reads where it lies."""
+    rows = empty_on_line((part.space.num_keys, part.slice_size), np.float32)
+    return part.to_rows(leaves, out=rows)
 
 
 def _plain(array: Array) -> Array:

@@ -20,6 +20,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from keyhole.arrays import empty_on_line
 from keyhole.crypto.codec import read_facts
 from keyhole.delivery.base import PrivateTable, PublicTable, making_seconds
 from keyhole.delivery.paths import fill_rows, path_bytes, with_paths
@@ -148,7 +149,6 @@ def _unpack(data: bytes) -> PirParams:
 
 
 _WORD = 8  # bytes
-_LINE = 64  # bytes: rows of the same cache lines on every run
 
 
 def rows_bytes(num_keys: int, row_bytes: int) -> int:
@@ -223,11 +223,8 @@ def _check_records(records: NDArray[np.uint8]) -> None:
 def _rows(
     num_keys: int, row_bytes: int, fill: Callable[[NDArray[np.uint8]], None]
 ) -> NDArray[np.uint64]:
-    """Rows that `fill` writes, padded to whole words, from the start of a line of the cache on."""
-    words = _words(row_bytes)
-    raw = np.empty(num_keys * words * _WORD + _LINE, np.uint8)
-    start = -raw.ctypes.data % _LINE
-    rows = raw[start : start + num_keys * words * _WORD].view("<u8").reshape(num_keys, words)
+    """Rows that `fill` writes, padded to whole words; they take the same cache lines on every run."""
+    rows = empty_on_line((num_keys, _words(row_bytes)), "<u8")
     cells = rows.view(np.uint8)
     fill(cells[:, :row_bytes])
     cells[:, row_bytes:] = 0
