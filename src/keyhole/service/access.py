@@ -325,10 +325,10 @@ class Access:
             )
         runs = (self.run,) if claims.runs is msgspec.UNSET else claims.runs
         if self.run is not None and self.run not in runs:
+            here, allowed = self.run or "the one without a name", ", ".join(map(str, runs))
             raise NotAdmittedError(
-                f"the token is not for this run: got run {self.run!r}; expected one of "
-                f"{', '.join(map(str, runs))}; use the URL of that run, or ask the operator for a "
-                "token of `keyhole token issue --run`"
+                f"the token is not for this run: got {here}; expected one of {allowed}; use the "
+                "URL of that run, or ask the operator for a token of `keyhole token issue --run`"
             )
         return claims
 

@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
+from keyhole.errors import KeyholeError, NotFoundError
 from keyhole.service.app import App
 from keyhole.service.directory import read_current
-from keyhole.service.routes import Receive, Scope, Send
+from keyhole.service.routes import Receive, Scope, Send, error_response, send_response
 from keyhole.service.status import has_rounds, is_run_name, run_names
 
 _RUNS, _READY = b"/runs/", b"/readyz"
@@ -37,27 +38,36 @@ class RunsApp:
         if scope["type"] != "http":
             return self._own(scope, receive, send)
         path = scope.get("raw_path") or scope["path"].encode("utf-8", "replace")
-        app = self._own
         if path.startswith(_RUNS):
             name, slash, rest = path.removeprefix(_RUNS).partition(b"/")
-            app = self._app(name.decode("latin-1")) or app
-            if app is not self._own:
-                scope["raw_path"] = slash + rest
+            try:
+                app = self._app(name.decode("latin-1"))
+            except KeyholeError as error:
+                return self._refuse(error, scope, send)
+            scope["raw_path"] = slash + rest
         elif path == _READY and not has_rounds(self._folder):
-            app = next(self._ready_ones(), app)
+            app = next(self._ready_ones(), self._own)
+        else:
+            app = self._own
         return app(scope, receive, send)
+
+    async def _refuse(self, error: KeyholeError, scope: Scope, send: Send) -> None:
+        self.metrics.refuse(type(error).__name__)
+        await send_response(error_response(error), scope, send)
 
     def _ready_ones(self) -> Iterator[App]:
         """What answers for runs that have a round."""
         for name in run_names(self._folder):
-            app = self._app(name)
-            if app is not None and read_current(self._folder / name) is not None:
-                yield app
+            if read_current(self._folder / name) is not None:
+                yield self._app(name)
 
-    def _app(self, name: str) -> App | None:
-        """What answers for a run; None where there is no such run."""
+    def _app(self, name: str) -> App:
+        """What answers for a run; raises NotFoundError where there is no such run."""
         if name not in self._apps:
             if not (is_run_name(name) and has_rounds(self._folder / name)):
-                return None
+                raise NotFoundError(
+                    "no such run: got another name; expected a run whose trainer was started; "
+                    "check the name behind /runs/, or start the trainer first"
+                )
             self._apps[name] = self._make(name)
         return self._apps[name]
