@@ -425,4 +425,6 @@ def test_popular_keys_come_from_a_file_or_are_refused(keyhole, tmp_path):
         )
         assert done.returncode == 2
         assert error in " ".join(done.stderr.split())
+    done = keyhole("train", "so_tag", "--popular-share", "0.5", "--out", tmp_path)
+    assert (done.returncode, "--popular-share goes with --popular" in done.stderr) == (2, True)
     assert [each.name for each in tmp_path.iterdir()] == ["popular.txt"]

@@ -31,7 +31,7 @@ from keyhole.cli.sums import (
     check_sum_flags,
     shared_names,
 )
-from keyhole.delivery import delivery_names
+from keyhole.delivery import delivery_named, delivery_names
 from keyhole.delivery.clear import DEFAULT_SERVED
 
 # Options of the record that say how two aggregators add up.
@@ -152,7 +152,11 @@ def app(context: click.Context, /, directory: Path, task: str, **options: Any) -
     check_privacy_flags(options)
     spec = spec_from(context, task)
     if options["popular"]:  # it is this delivery that asks for them
+        if not delivery_named(options["delivery"]).about.has_popular:
+            raise click.UsageError("--popular goes with a --delivery by private retrieval")
         spec = spec.changed({"delivery": options["delivery"]})
+    else:
+        refuse(options, ["popular_share"], "goes with --popular")
     if options["aggregators"]:
         refuse(options, list(map(name_of_option, _CLEAR)), "does not go with --aggregators")
         spec = spec.changed({"aggregation.name": shared_names()[0]})

@@ -287,6 +287,8 @@ def _check_flags(options: Mapping[str, Any], spec: RunSpec) -> None:
     if options["allow_simulation"] and (about is None or about.basis != "hardware"):
         raise click.UsageError("--allow-simulation goes with a --delivery that rests on hardware")
     check_sum_flags(options, spec)
+    if not spec.popular.keys:
+        refuse(options, ["popular_share"], "goes with --popular")
     if options["devices"] and (engine != "local" or options["workers"]):
         raise click.UsageError("--engine and --workers: the devices of a service train themselves")
     if engine.is_own:

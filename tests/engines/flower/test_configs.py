@@ -204,6 +204,8 @@ def test_the_command_writes_a_project_without_the_address_of_a_package_index(tmp
         [*APP, "--aggregator-tokens", "a,b"],
         [*APP, "--aggregation", "secure-sparse"],
         [*APP, "--trim", "0.1"],
+        [*APP, "--popular", "word=100"],
+        [*APP, "--delivery", "pir", "--popular-share", "0.5"],
         [*SECURE, "--aggregation", "median"],
         [*SECURE, "--max-update-norm", "1", "--above-norm", "clip"],
     ],
@@ -240,6 +242,16 @@ def test_the_command_names_the_services_of_a_secure_round_in_the_project(tmp_pat
     assert [path.name for path in config.aggregator_tokens] == ["a", "b"]
     assert told["spec"]["aggregation"]["name"] == "secure-sparse"
     assert told["spec"]["privacy"]["noise"] == 0.5
+
+
+def test_the_command_names_popular_keys_and_what_asks_for_them_in_the_project(tmp_path):
+    args = ["--delivery", "pir-one-server", "--popular", "word=100", "--popular-share", "0.8"]
+    done = CliRunner().invoke(flower, ["app", str(tmp_path / "p"), *APP[2:], *args])
+    assert done.exit_code == 0, done.output
+    text = (tmp_path / "p" / "pyproject.toml").read_text()
+    told = tomllib.loads(text)["tool"]["flwr"]["app"]["config"]["spec"]
+    assert told["popular"] == {"keys": {"word": "100"}, "share": 0.8}
+    assert told["delivery"] == "pir-one-server"
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def _products(table: EncodedTable, questions: Residues, bits: int) -> Wide:
                 transform_of(shape.degree, prime).inverse(values)
             _round(one, _LOW, _HIGH, np.uint64(64 - bits), rounded)
 
-    each_block(work, table.blocks())
+    each_block(work, range(shape.lane_blocks))
     return out
 
 

@@ -14,21 +14,24 @@ The inner loop adds up products of 27 and 27 bits in words of 64: 1,024 of them 
 are reduced, once. Every product of every question is computed, in one order, whatever is asked.
 
 Parts live in memory, or in a file that was deleted as soon as it was opened, of which a block of 32
-chunks is read at a time. Passes over files begin at one end and at the other by turns: a cache of
-files that does not hold all of them still holds what was read last.
+chunks is read at a time. Every pass reads all of it, so that a cache of files which does not hold
+the whole never holds what comes next: a table above half of the machine's memory is written and
+read past it, which takes a sixth of the CPU time.
 """
 
 from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
-from dataclasses import dataclass, field
-from itertools import count
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from fcntl import F_GETFL, F_SETFL, fcntl
+from io import FileIO
+from mmap import mmap
 from pathlib import Path
-from typing import BinaryIO, Protocol, TypeVar
+from typing import Protocol, TypeVar
 from weakref import finalize
 
 import numpy as np
@@ -38,6 +41,7 @@ from numpy.typing import NDArray
 from keyhole.crypto.ntt import Residues, transform_of
 from keyhole.delivery.pir.shape import LANES, POSITIONS_AT_ONCE, PRIMES, RingShape
 from keyhole.delivery.pir.slots import slots_of
+from keyhole.errors import StorageError
 from keyhole.files import storage_errors
 
 Rows = NDArray[np.uint64]
@@ -53,8 +57,8 @@ _R = TypeVar("_R")
 class TablePart(Protocol):
     """Eight positions of an encoded table."""
 
-    def block(self, number: int) -> Residues:
-        """Returns 32 chunks: (primes, 8, groups, N, 32)."""
+    def block(self, number: int, room: mmap) -> Residues:
+        """Returns 32 chunks, (primes, 8, groups, N, 32), which may lie in `room`, as many bytes."""
         ...
 
 
@@ -64,7 +68,7 @@ class MemoryPart:
 
     values: Residues
 
-    def block(self, number: int) -> Residues:
+    def block(self, number: int, room: mmap) -> Residues:
         """Implements `TablePart.block`."""
         values: Residues = self.values[number]
         return values
@@ -74,17 +78,21 @@ class MemoryPart:
 class FilePart:
     """A part in a file that it has for itself, and that is closed with it."""
 
-    file: BinaryIO
+    file: FileIO
     shape: tuple[int, ...]
 
     def __post_init__(self) -> None:
         finalize(self, self.file.close)
 
-    def block(self, number: int) -> Residues:
+    def block(self, number: int, room: mmap) -> Residues:
         """Implements `TablePart.block`: threads may read at once."""
-        size = 4 * int(np.prod(self.shape))
-        data = os.pread(self.file.fileno(), size, number * size)
-        return np.frombuffer(data, np.uint32).reshape(self.shape)
+        at = number * len(room)
+        if os.preadv(self.file.fileno(), [room], at) != len(room):
+            raise StorageError(
+                f"a table in files is damaged: got fewer than {len(room)} bytes at {at}; expected "
+                "what was written; serve the round again, and check the disk"
+            )
+        return np.frombuffer(room, np.uint32).reshape(self.shape)
 
 
 def cores() -> int:
@@ -113,7 +121,6 @@ class EncodedTable:
     rows: Rows
     parts: tuple[TablePart, ...]
     made: int
-    _passes: Iterator[int] = field(default_factory=count, repr=False, compare=False)
 
     def __repr__(self) -> str:
         return f"EncodedTable({len(self.rows)} rows, {len(self.parts)} parts)"
@@ -131,19 +138,14 @@ class EncodedTable:
             before: an earlier table, of which parts without a changed row are taken over.
             folder: where parts are kept in files; None keeps them in memory.
         """
-        total = shape.parts
+        count = shape.parts
         kept: dict[int, TablePart] = {}
         if before is not None and before.shape == shape and before.rows.shape == rows.shape:
             changed = np.flatnonzero((before.rows != rows).any(axis=1))
             touched = set((_positions_of(shape, changed) // POSITIONS_AT_ONCE).tolist())
             kept = {n: part for n, part in enumerate(before.parts) if n not in touched}
-        parts = [kept[n] if n in kept else _make_part(rows, shape, n, folder) for n in range(total)]
-        return EncodedTable(shape, rows, tuple(parts), total - len(kept))
-
-    def blocks(self) -> Sequence[int]:
-        """Returns the order in which a pass takes blocks of 32 chunks, whatever is asked."""
-        is_odd = isinstance(self.parts[0], FilePart) and next(self._passes) % 2
-        return range(self.shape.lane_blocks)[:: -1 if is_odd else 1]
+        parts = [kept[n] if n in kept else _make_part(rows, shape, n, folder) for n in range(count)]
+        return EncodedTable(shape, rows, tuple(parts), count - len(kept))
 
     def multiply(self, questions: Residues, block: int) -> Residues:
         """Returns the sums over all positions for 32 chunks: (questions, primes, groups, N, 32).
@@ -153,8 +155,9 @@ class EncodedTable:
         """
         many, groups, degree = len(questions), self.shape.groups, self.shape.degree
         sums = np.zeros((many, len(PRIMES), groups * degree, LANES), np.uint64)
+        room = mmap(-1, self.shape.block_bytes)  # of whole pages, as direct reading wants it
         for number, part in enumerate(self.parts):
-            held = part.block(block).reshape(len(PRIMES), POSITIONS_AT_ONCE, -1, LANES)
+            held = part.block(block, room).reshape(len(PRIMES), POSITIONS_AT_ONCE, -1, LANES)
             asked = questions[:, number].reshape(many, len(PRIMES), -1, POSITIONS_AT_ONCE)
             _add_products(held, asked, sums)
             if (number + 1) * POSITIONS_AT_ONCE % MAX_PRODUCTS == 0:
@@ -184,15 +187,30 @@ def _make_part(rows: Rows, shape: RingShape, number: int, folder: str | None) ->
         values = np.empty((shape.lane_blocks, *form), np.uint32)
         each_block(lambda at: _encode_block(rows, shape, members, at, values[at]), _blocks(shape))
         return MemoryPart(values)
-    scratch = np.empty(form, np.uint32)
+    room = mmap(-1, shape.block_bytes)
+    scratch = np.frombuffer(room, np.uint32).reshape(form)
     with storage_errors(Path(folder), "write a table to"), ExitStack() as stack:
-        file = stack.enter_context(tempfile.TemporaryFile(dir=folder))
+        file = stack.enter_context(tempfile.TemporaryFile(dir=folder, buffering=0))
+        if shape.encoded_bytes > memory_bytes() // 2:
+            _pass_by_cache(file)
         for at in _blocks(shape):
             _encode_block(rows, shape, members, at, scratch)
-            file.write(scratch.data)
-        file.flush()
+            left = memoryview(room)
+            while left:
+                left = left[file.write(left) :]
         stack.pop_all()  # the part closes it
     return FilePart(file, form)
+
+
+def memory_bytes() -> int:
+    """Returns how much memory the machine has."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _pass_by_cache(file: FileIO) -> None:
+    """Has a file written and read directly, where its system can."""
+    with suppress(OSError):
+        fcntl(file, F_SETFL, fcntl(file, F_GETFL) | os.O_DIRECT)
 
 
 def _blocks(shape: RingShape) -> range:

@@ -237,9 +237,14 @@ class RingShape:
         return self.parts * self.part_bytes
 
     @property
+    def block_bytes(self) -> int:
+        """The number of bytes of 32 chunks of eight positions."""
+        return 4 * len(PRIMES) * POSITIONS_AT_ONCE * self.buckets * LANES
+
+    @property
     def part_bytes(self) -> int:
         """The number of bytes of eight positions of the encoded table."""
-        return 4 * len(PRIMES) * POSITIONS_AT_ONCE * self.buckets * LANES * self.lane_blocks
+        return self.block_bytes * self.lane_blocks
 
     @property
     def products(self) -> int:
