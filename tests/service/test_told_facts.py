@@ -101,5 +101,5 @@ def test_tables_that_make_no_sense_are_refused(wrong):
 def test_tables_too_large_for_a_manifest_are_refused(monkeypatch):
     monkeypatch.setattr("keyhole.wire.settings._MAX_TABLE", 1 << 12)  # 4 MiB take seconds
     values = np.random.default_rng(0).random(1 << 10)
-    with pytest.raises(InputError, match="too large to go with a round: got .* expected 4096"):
+    with pytest.raises(InputError, match=r"too large to go with a round: got .* expected 4096"):
         facts_settings({"word": KeyTable(np.arange(1 << 10), values)}, None)
