@@ -200,7 +200,8 @@ def train(
         in_blocks: whether updates are added up at once, and kept no longer.
     """
     work = _Work(execute, clients, slices.layout, in_blocks)
-    waiting = [c for c in machine.asked if c not in machine.outcomes]
+    lost = machine.outcomes  # a new dict each time
+    waiting = [c for c in machine.asked if c not in lost]
     while machine.closed is None:
         wave, waiting = waiting[: machine.missing], waiting[machine.missing :]
         own = {client: slices.keys[client] for client in wave}
