@@ -49,8 +49,9 @@ bench: full ## Run the benchmarks and hold them to their goals
 	done; \
 	test -z "$$failed" || { echo "failed:$$failed" >&2; exit 1; }
 
-figures: full ## Draw the figures of docs/results.md and write its numbers, from docs/results/*.json
+figures: full ## Draw the figures of docs/results.md and docs/growth.md, and write their numbers, from kept JSON
 	@$(BIN)/python docs/results.py
+	@$(BIN)/python docs/growth.py
 
 docs: full ## Write the generated pages of docs/ and build the site in build/site
 	@$(BIN)/python docs/generate.py

@@ -34,7 +34,7 @@ from pathlib import Path
 import numpy as np
 
 from device_cells.crowd import Simulated, living
-from harness import Goal, parser, progress, run_steps
+from harness import Goal, left_out, parser, progress, run_steps
 from keyhole.primitives.keyspace import KeySpace
 from keyhole.primitives.layout import Cut, Layout
 from keyhole.rounds.clients import Clients
@@ -222,13 +222,16 @@ def measure(devices: int, rounds: int) -> Cell:
         requests=float(sum(counts[0] for counts in each.values())),
         bytes_down=float(sum(counts[2] for counts in each.values())),
         service_ms=spent / took * 1e3,
-        nginx_ms=nginx_cpu(each) if nginx.find() else None,
+        nginx_ms=nginx_cpu(each),
         seconds=seconds,
     )
 
 
-def nginx_cpu(each: Mapping[str, np.ndarray]) -> float:
+def nginx_cpu(each: Mapping[str, np.ndarray]) -> float | None:
     """Milliseconds of CPU time of nginx for requests of these lengths; median of five."""
+    if not nginx.find():
+        left_out("nginx, which is not installed", nginx.INSTALL)
+        return None
     with tempfile.TemporaryDirectory(prefix="devices-") as made, load_process() as pool:
         root = Path(made)
         (root / "put").mkdir()

@@ -33,7 +33,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 from engine_cells.crowd import Crowd
 from engine_cells.on_ray import measure_on_ray
 from engine_cells.simulations import measure_simulations
-from harness import parser, run_steps
+from harness import left_out, parser, run_steps
 
 RESULTS = Path(__file__).parent / "results" / "engines.json"
 ROUNDS = 9
@@ -51,7 +51,9 @@ def steps(is_quick: bool) -> Iterator[tuple[str, Callable[[], object]]]:
     for crowd in (Crowd(20, 50),) if is_quick else SIMULATED:
         name = f"against Flower's simulation, {crowd}"
         yield name, lambda c=crowd: measure_simulations(c, rounds, is_full=not is_quick)
-    if not is_quick and importlib.util.find_spec("flwr") is not None:
+    if importlib.util.find_spec("flwr") is None:
+        left_out("Flower, which is not installed", "pip install 'keyhole[flower]'")
+    elif not is_quick:
         from engine_cells.deployments import measure_deployment
 
         yield "deployment of Flower", lambda: measure_deployment(NODES, DEPLOYED_ROUNDS)

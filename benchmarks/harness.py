@@ -150,6 +150,11 @@ def progress(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+def left_out(what: str, install: str) -> None:
+    """Says on stdout, among the results, what was not measured and how to have it measured."""
+    print(f"left out  {what}; to measure it: {install}", flush=True)
+
+
 def run_steps(
     flags: argparse.Namespace, name: str, steps: Iterable[tuple[str, Callable[[], object]]]
 ) -> int:

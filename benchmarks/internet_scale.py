@@ -29,7 +29,7 @@ from harness import Goal, finish, machine_facts, parser, progress
 from keyhole.aggregation import aggregation_named
 from keyhole.planner import capacity
 from keyhole.planner.prices import price_of
-from keyhole.pricing import ServiceSpeeds, Workload
+from keyhole.pricing import ServiceSpeeds, Workload, measured
 from keyhole.wire.assignment import Pace
 from round_cells.service_costs import (
     ServiceCosts,
@@ -60,12 +60,12 @@ class Costs:
     costs: ServiceCosts
 
     def goals(self) -> list[Goal]:
-        found, ours = self.costs, ServiceSpeeds()
+        found, ours = self.costs, measured(ServiceSpeeds)
         planned = {
-            "fetch": planned_fetch(found),
-            "update": planned_update(found),
+            "fetch": planned_fetch(found.answer_bytes),
+            "update": planned_update(found.update_bytes),
             "handshake": ours.handshake_seconds,
-            "add": found.update_bytes / ours.adding,
+            "add": ours.adding_seconds(found.update_bytes),
         }
         goals = []
         for name, seconds in planned.items():

@@ -22,7 +22,8 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from harness import parser, run_steps
+from harness import left_out, parser, run_steps
+from sum_cells import flower
 from sum_cells.cohort import Cohort
 from sum_cells.dense import measure_dense
 from sum_cells.mask_speed import measure_masks
@@ -50,6 +51,8 @@ def steps(is_quick: bool) -> Iterator[tuple[str, Callable[[], object]]]:
 
 def main() -> int:
     flags = parser((__doc__ or "").splitlines()[0], RESULTS).parse_args()
+    if not flower.is_installed():
+        left_out("Flower, which is not installed", "pip install 'keyhole[flower]'")
     return run_steps(flags, "secure_sum", steps(flags.quick))
 
 

@@ -39,7 +39,7 @@ from pathlib import Path
 # Threads of BLAS that spin after a product would be charged to the next measurement.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from harness import finish, machine_facts, parser, progress
+from harness import finish, left_out, machine_facts, parser
 from slice_peers import gather, generation, herd, nginx, redis, stampede
 from slice_peers.contest import SECONDS, load_process
 from slice_peers.published import make_state, publish
@@ -108,7 +108,7 @@ def main() -> int:
     print(machine_facts())
     for peer, name in ((nginx, "nginx"), (redis, "Redis")):
         if not peer.find():
-            progress(f"{name} is not installed and left out: {peer.INSTALL}")
+            left_out(f"{name}, which is not installed", peer.INSTALL)
     sizes = (gather.PROVED[0],) if flags.quick else SIZES
     cells: list[object] = []
     cells += measure_generations(GENERATED[:1] if flags.quick else GENERATED)

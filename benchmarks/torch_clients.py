@@ -16,16 +16,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
-from torch import nn
-from torch.nn.functional import binary_cross_entropy_with_logits
 
 import keyhole as kh
-from harness import Goal, measure, parser, run_steps
+from harness import Goal, left_out, measure, parser, run_steps
 from keyhole.arrays import keep_freed_memory
 from keyhole.data.federated import Dataset, FederatedData
 from keyhole.identity import Ref
 from keyhole.rounds.cores import use_one_thread
+
+try:
+    import torch
+    from torch import nn
+    from torch.nn.functional import binary_cross_entropy_with_logits
+except ImportError:
+    left_out("all of this, without PyTorch", "pip install 'keyhole[torch]'")
+    sys.exit(0)
 
 RESULTS = Path(__file__).parent / "results" / "torch_clients.json"
 WIDTH, EXAMPLES, BATCH, RATE = 32, 100, 20, 0.1

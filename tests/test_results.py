@@ -1,4 +1,4 @@
-"""Numbers in README.md and docs/results.md are those that are kept in docs/results/."""
+"""Numbers in README.md, docs/results.md and docs/growth.md are those that are kept."""
 
 import importlib.util
 import re
@@ -24,7 +24,7 @@ def load(name):
     return module
 
 
-results = load("results")
+results, growth = load("results"), load("growth")
 KEPT = results.read_all()
 SWEEPS_OF_RUNS = sorted((ROOT / "runs").rglob("*.toml"))
 
@@ -32,6 +32,12 @@ SWEEPS_OF_RUNS = sorted((ROOT / "runs").rglob("*.toml"))
 @pytest.mark.parametrize("page", results.PAGES, ids=lambda page: page.name)
 def test_tables_and_numbers_are_those_that_are_kept(page):
     assert results.page_of(page.read_text(), KEPT) == page.read_text(), "run make figures"
+
+
+def test_the_table_of_growth_is_what_the_benchmark_found():
+    text = growth.PAGE.read_text()
+    assert growth.page_of(text, growth.read_kept()) == text, "run make figures"
+    assert text.count("<!-- growth -->") == 1
 
 
 def test_every_view_is_on_the_page():

@@ -1,26 +1,27 @@
 """Describes what ways are priced with: the public numbers of a round, and the speed of one core.
 
-`Speeds` holds the numbers of `planner.speeds.calibrate` on a 2-core machine (AMD EPYC, 16 November
-2026), which had other work too: medians over eight runs (`ask_seconds` and `share_seconds`: four;
-`binding`, `path_seconds` and `opening`: four on 18 November, with paths in rows, while the machine
-did much else), rounded. Where it cannot measure one, the line says where it comes from. New
-memory costs page faults: replies are made almost three times as fast in a process that keeps what
-it freed, as the `keyhole` command does. Half of the runs kept it, so speeds lie in between.
-
-`ServiceSpeeds` was measured with `benchmarks/internet_scale.py` on the same machine, over loopback:
-CPU time of `keyhole serve`, rounded. Fetches of `benchmarks/slices.py` cost the same within a
-fifth. A network card and a proxy in front cost something too, which is not here.
+Speeds are read from `measured.json`, which says by which command, on which machine, when and at
+which commit each group was measured; tests hold them to the results of other benchmarks. Those of
+deliveries and of the service are written by `python benchmarks/growth.py --write`: CPU time of
+`keyhole plan --calibrate`, and of `keyhole serve` over loopback. A network card and a proxy in
+front cost something too, which is not here. New memory costs page faults: replies are made almost
+three times as fast in a process that keeps what it freed, as the `keyhole` command does.
 
 `SumSpeeds` is from `benchmarks/results/secure_sum.json` and, for short rows and for secrets, from
-the same code with other numbers; rounded. Tests hold them to that file.
+the same code with other numbers.
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TypeVar
 
 from keyhole.errors import InputError
 
+_MEASURED = Path(__file__).with_name("measured.json")
 _MAX = 1 << 40  # the limit of the terms of private retrieval
 
 
@@ -128,42 +129,42 @@ class Speeds:
         ring_answer_many: the same for eight queries in one pass.
         ring_numbers: coefficients of queries, replies and hints a second, at that server.
         ring_client: coefficients a second that its client makes and opens.
-        reading: of files, for tables that do not fit into memory. Not calibrated: the time that a
-            processor takes to copy what the system holds.
         enclave_scan: of the table, read for one key under a mask.
         seal_seconds: for sealing a request and opening its answer, at a client.
         open_seconds: for opening a request and sealing its answer, at a gateway.
         forward_seconds: for mixing a request and its answer with others, at a relay.
+        reading: of files, for tables that do not fit into memory. Not calibrated: the time that a
+            processor takes to copy what the system holds.
         quote_seconds: for checking what an enclave shows. Not calibrated: dcap-qvl took 10.8 ms for
             a genuine TDX quote.
         pass_queries: queries that are answered in one pass over a table.
     """
 
-    gather: float = 6.8e9
-    binding: float = 0.45e9
-    path_seconds: float = 0.3e-6
-    place_seconds: float = 0.25e-6
-    aes: float = 6.6e9
-    scan: float = 23e9
-    scan_many: float = 200e9
-    scan_buckets: float = 22e9
-    scan_buckets_many: float = 133e9
-    expand: float = 1e9
-    read_seconds: float = 0.86e-3
-    reply: float = 1.8e9
-    ask_seconds: float = 1.6e-3
-    share_seconds: float = 0.2e-6
-    opening: float = 1.4e9
-    ring_encode: float = 0.6e9
-    ring_answer: float = 4.8e9
-    ring_answer_many: float = 5.5e9
-    ring_numbers: float = 40e6
-    ring_client: float = 20e6
+    gather: float
+    binding: float
+    path_seconds: float
+    place_seconds: float
+    aes: float
+    scan: float
+    scan_many: float
+    scan_buckets: float
+    scan_buckets_many: float
+    expand: float
+    read_seconds: float
+    reply: float
+    ask_seconds: float
+    share_seconds: float
+    opening: float
+    ring_encode: float
+    ring_answer: float
+    ring_answer_many: float
+    ring_numbers: float
+    ring_client: float
+    enclave_scan: float
+    seal_seconds: float
+    open_seconds: float
+    forward_seconds: float
     reading: float = 4e9
-    enclave_scan: float = 43e9
-    seal_seconds: float = 310e-6
-    open_seconds: float = 260e-6
-    forward_seconds: float = 0.44e-6
     quote_seconds: float = 10.8e-3
     pass_queries: int = 32
 
@@ -205,18 +206,24 @@ class ServiceSpeeds:
         receiving: of updates: read, compared with their check, searched for NaN, written.
         store_seconds: for putting an update on the disk, whatever its length.
         handshake_seconds: for a new connection with TLS 1.3.
-        adding: of updates, read by the trainer, checked and added up under their keys.
+        add_seconds: for an update that the trainer reads, checks and adds up, whatever its length.
+        adding: of updates, beside that.
         sorting: of updates whose numbers are sorted under their keys, beside that: 0.22 GB/s with
             50 clients that choose 1,000 of 10,000 keys of 500 numbers; half of it with zeros.
     """
 
-    request_seconds: float = 180e-6
-    sending: float = 3.5e9
-    receiving: float = 0.35e9
-    store_seconds: float = 1.1e-3
-    handshake_seconds: float = 1.3e-3
-    adding: float = 0.5e9
-    sorting: float = 0.2e9
+    request_seconds: float
+    sending: float
+    receiving: float
+    store_seconds: float
+    handshake_seconds: float
+    add_seconds: float
+    adding: float
+    sorting: float
+
+    def adding_seconds(self, update_bytes: float) -> float:
+        """Returns the CPU seconds of the trainer for an update of this length."""
+        return self.add_seconds + update_bytes / self.adding
 
 
 @dataclass(frozen=True)
@@ -236,13 +243,26 @@ class SumSpeeds:
         sharing: of its rows, beside that.
     """
 
-    masking: float = 5.3e9
-    summing: float = 3e9
-    agree_seconds: float = 0.17e-3
-    rebuild_seconds: float = 1.3e-3
-    decoding: float = 0.45e9
-    position_seconds: float = 70e-9
-    rows: float = 4e9
-    share_seconds: float = 3e-3
-    key_seconds: float = 4.5e-6
-    sharing: float = 0.33e9
+    masking: float
+    summing: float
+    agree_seconds: float
+    rebuild_seconds: float
+    decoding: float
+    position_seconds: float
+    rows: float
+    share_seconds: float
+    key_seconds: float
+    sharing: float
+
+
+AnySpeeds = TypeVar("AnySpeeds", Speeds, ServiceSpeeds, SumSpeeds)
+
+
+@cache
+def measured(kind: type[AnySpeeds]) -> AnySpeeds:
+    """Returns the speeds of a kind, as they were measured last.
+
+    >>> measured(Speeds).gather > measured(Speeds).binding
+    True
+    """
+    return kind(**json.loads(_MEASURED.read_text())[kind.__name__]["speeds"])

@@ -1,6 +1,7 @@
 """Capacity: servers of each resource, what runs out first, and what more servers do not help."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -9,7 +10,7 @@ from keyhole.delivery import delivery_names
 from keyhole.errors import InputError
 from keyhole.planner.capacity import Fleet, checkin_need, delivery_needs, sum_needs
 from keyhole.planner.prices import price_all, price_of
-from keyhole.pricing import ServiceSpeeds, Speeds, Workload
+from keyhole.pricing import ServiceSpeeds, Speeds, Workload, measured
 from tests.helpers import ROOT
 
 RESULTS = ROOT / "benchmarks/results"
@@ -18,7 +19,9 @@ GATHERED = [cell["scores"]["keyhole"] for cell in SLICES if "scores" in cell]
 MEASURED = json.loads((RESULTS / "internet_scale.json").read_text())["cells"]
 (COSTS,) = [cell["costs"] for cell in MEASURED if "costs" in cell]
 NEED = Workload(10**6, 100, 256, 10**6)
-FREE = ServiceSpeeds(1e-30, 1e30, 1e30, 1e-30, 1e-30, 1e30)
+FREE = replace(
+    measured(ServiceSpeeds), request_seconds=1e-30, sending=1e30, handshake_seconds=1e-30
+)
 
 
 def needs_of(way, need=NEED, fleet=None, speeds=None):
@@ -43,7 +46,7 @@ def test_the_line_carries_what_devices_receive_in_the_time_there_is():
 def test_the_work_of_a_delivery_is_in_its_cores_and_requests_come_on_top():
     work = price_of("pir", NEED).seconds_by["first server"]
     assert needs_of("pir", speeds=FREE)["first server"].cores == pytest.approx(work / 600)
-    speeds = ServiceSpeeds()
+    speeds = measured(ServiceSpeeds)
     on_top = 10**6 * (3 * speeds.request_seconds + speeds.handshake_seconds)
     on_top += 10**6 * price_of("pir", NEED).bytes_down / 2 / speeds.sending
     found = needs_of("pir")["first server"].cores
@@ -122,15 +125,15 @@ def test_servers_that_could_do_nothing_are_refused(wrong):
 
 @pytest.mark.parametrize("score", GATHERED, ids=lambda score: f"{score['answer_bytes']:.0f} B")
 def test_a_fetch_costs_the_service_what_was_measured(score):
-    speeds, size = ServiceSpeeds(), score["answer_bytes"]
-    planned = speeds.request_seconds + size / speeds.sending + size / Speeds().gather
+    speeds, size = measured(ServiceSpeeds), score["answer_bytes"]
+    planned = speeds.request_seconds + size / speeds.sending + size / measured(Speeds).gather
     assert within_twice(planned, 1 / score["per_cpu_second"])
 
 
 def test_updates_check_ins_and_handshakes_cost_the_service_what_was_measured():
-    speeds, size = ServiceSpeeds(), COSTS["update_bytes"]
+    speeds, size = measured(ServiceSpeeds), COSTS["update_bytes"]
     storing = speeds.request_seconds + speeds.store_seconds + size / speeds.receiving
     assert within_twice(storing, COSTS["update"])
     assert within_twice(speeds.handshake_seconds, COSTS["handshake"])
     assert within_twice(speeds.request_seconds, COSTS["checkin"])
-    assert within_twice(size / speeds.adding, COSTS["add"])
+    assert within_twice(speeds.adding_seconds(size), COSTS["add"])

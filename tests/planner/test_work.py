@@ -1,6 +1,7 @@
 """Work: seconds as they were measured, memory as it is held, building told from answering."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from keyhole.delivery.pir.database import Database
 from keyhole.delivery.pir.two_server import Batch, TwoServerPir, params_of
 from keyhole.planner.prices import price_all, price_of
 from keyhole.planner.speeds import calibrate
-from keyhole.pricing import Speeds, Workload
+from keyhole.pricing import ServiceSpeeds, Speeds, SumSpeeds, Workload, measured
 from tests.helpers import ROOT
 
 CELLS = json.loads((ROOT / "benchmarks/results/private_select.json").read_text())["cells"]
@@ -97,8 +98,19 @@ def test_both_servers_work_alike_and_a_larger_cohort_works_more():
     assert few.client_seconds == many.client_seconds
 
 
+@pytest.mark.parametrize("kind", [Speeds, ServiceSpeeds, SumSpeeds])
+def test_speeds_say_what_measured_them_where_and_when(kind):
+    record = json.loads((ROOT / "src/keyhole/measured.json").read_text())[kind.__name__]
+    assert all(record[name] for name in ("by", "cpu", "cores", "date", "commit"))
+    (script,) = [word for word in record["by"].split() if word.endswith(".py")]
+    assert (ROOT / script).exists()
+    found = vars(measured(kind))
+    assert record["speeds"].items() <= found.items()
+    assert all(value > 0 for value in found.values())
+
+
 def test_a_pass_runs_at_the_speed_of_its_size():
-    machine = Speeds(scan=10e9, scan_many=40e9, pass_queries=32)
+    machine = replace(measured(Speeds), scan=10e9, scan_many=40e9, pass_queries=32)
     assert machine.scan_seconds(1e9, 1) == pytest.approx(1 / 10)
     assert machine.scan_seconds(1e9, 32) == pytest.approx(32 / 40)
     assert machine.scan_seconds(1e9, 64) == pytest.approx(64 / 40)
@@ -106,10 +118,11 @@ def test_a_pass_runs_at_the_speed_of_its_size():
 
 def test_calibration_measures_and_changes_seconds_but_no_byte():
     machine = calibrate(num_keys=3_000)
-    measured = {name for name, value in vars(machine).items() if value != vars(Speeds())[name]}
+    ours = vars(measured(Speeds))
+    changed = {name for name, value in vars(machine).items() if value != ours[name]}
     given = {"quote_seconds", "pass_queries", "reading"}
     only_with_buckets = {"scan_buckets", "scan_buckets_many", "expand"}
-    assert vars(machine).keys() - measured <= given | only_with_buckets
+    assert vars(machine).keys() - changed <= given | only_with_buckets
     assert all(value > 0 for value in vars(machine).values())
     need = Workload(10_000, 100, 2_000, 50)
     for mine, ours in zip(price_all(need, machine), price_all(need), strict=True):

@@ -13,7 +13,7 @@ from keyhole.keys.choice import KeyCounts, choose_with
 from keyhole.keys.sampled import independent
 from keyhole.keys.structured import top
 from keyhole.rounds.loop import start_run
-from keyhole.rounds.machine import Buffering
+from keyhole.rounds.machine import Buffering, RoundMachine
 from keyhole.rounds.round import run_round
 from keyhole.sampling import Cohorts, Stream, generator, sample_cohort
 from keyhole.server.optimizers import Adam
@@ -82,6 +82,20 @@ def test_dividing_by_those_who_chose_a_key_takes_larger_steps():
         np.frombuffer(run(over=over)[0], np.float32) for over in ("choosers", "cohort")
     )
     assert np.abs(per_key).sum() > np.abs(mean).sum()
+
+
+def test_what_became_of_everyone_is_not_asked_for_each_client(monkeypatch):
+    """It is a list of all: asked for each, a round costs the square of its clients."""
+    asked, outcomes = [], RoundMachine.outcomes.fget
+    monkeypatch.setattr(
+        RoundMachine, "outcomes", property(lambda machine: asked.append(1) or outcomes(machine))
+    )
+    counts = []
+    for size in (5, 20):
+        asked.clear()
+        run(rounds=1, cohorts=Cohorts(20, size))
+        counts.append(len(asked))
+    assert 0 < counts[0] == counts[1]
 
 
 def test_clients_lost_before_receive_nothing_and_after_send_nothing():

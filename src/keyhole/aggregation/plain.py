@@ -21,7 +21,7 @@ from keyhole.aggregation.base import (
     SumResult,
     never,
 )
-from keyhole.pricing import ServiceSpeeds, Workload
+from keyhole.pricing import ServiceSpeeds, Workload, measured
 from keyhole.primitives.keyspace import key_bytes
 from keyhole.server.row_sums import RowUpdate, choosers, merge_blocks, sum_updates
 
@@ -90,7 +90,7 @@ class PlainSum:
             chosen, distinct = load.cohort * load.keys_per_client, load.distinct_keys
             rows = min(2 * distinct, chosen) + distinct
             held = chosen * _KEY_BYTES + rows * (load.slice_bytes + _KEY_BYTES)
-        added = load.cohort * up / ServiceSpeeds().adding
+        added = load.cohort * measured(ServiceSpeeds).adding_seconds(up)
         return SumPrice(self.about.name, up, 0, 1, {"trainer": added}, 0.0, held)
 
     def add(self, request: SumRequest) -> SumResult:

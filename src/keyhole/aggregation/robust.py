@@ -42,7 +42,7 @@ from keyhole.aggregation.base import (
 )
 from keyhole.aggregation.plain import PLAIN, count_choosers, sent_bytes
 from keyhole.errors import InputError
-from keyhole.pricing import ServiceSpeeds, Workload
+from keyhole.pricing import ServiceSpeeds, Workload, measured
 from keyhole.primitives.deselect import trimmed_count
 from keyhole.server.row_sums import Over, RowUpdate
 
@@ -108,7 +108,9 @@ class TrimmedMean:
         """Returns what a round costs: the trainer holds all updates, and sorts them."""
         plain, sent = PLAIN.price(load), load.cohort * PLAIN.price(load).bytes_up
         held = 2 * sent + load.distinct_keys * load.slice_bytes
-        seconds = {"trainer": sum(plain.seconds_by.values()) + sent / ServiceSpeeds().sorting}
+        seconds = {
+            "trainer": sum(plain.seconds_by.values()) + sent / measured(ServiceSpeeds).sorting
+        }
         return replace(plain, name=self.about.name, seconds_by=seconds, server_memory=held)
 
     def add(self, request: SumRequest) -> SumResult:

@@ -24,7 +24,7 @@ from keyhole.cli.options import (
 )
 from keyhole.delivery import delivery_names
 from keyhole.planner.prices import TRUSTS, Trust
-from keyhole.pricing import Speeds, Workload
+from keyhole.pricing import Speeds, Workload, measured
 
 if TYPE_CHECKING:
     from keyhole.aggregation.base import Aggregation
@@ -270,7 +270,7 @@ def plan(
     else:
         slots = max(1, min(keys_per_client, round((popular_share or 1) * keys_per_client)))
         need = replace(need, popular=(popular, slots))
-    fleet, machine = _fleet_of(servers), Speeds()
+    fleet, machine = _fleet_of(servers), measured(Speeds)
     if calibrate:
         from keyhole.planner.speeds import calibrate as measure
 

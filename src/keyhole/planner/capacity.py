@@ -25,7 +25,7 @@ from keyhole.aggregation.base import Aggregation, SumPrice
 from keyhole.delivery.base import Price
 from keyhole.errors import InputError
 from keyhole.parts import PartKind
-from keyhole.pricing import ServiceSpeeds, Workload
+from keyhole.pricing import ServiceSpeeds, Workload, measured
 
 Resource: TypeAlias = Literal["line", "CPU", "memory"]
 """What a server can run out of."""
@@ -167,7 +167,7 @@ def sum_needs(
     In the clear those are the coordinator, which stores them, and the trainer, one process that
     reads its files. Devices open a new connection for their update: they have trained meanwhile.
     """
-    speeds, sent = speeds or ServiceSpeeds(), need.cohort * price.bytes_up
+    speeds, sent = speeds or measured(ServiceSpeeds), need.cohort * price.bytes_up
     connections = need.cohort * fleet.new_connections
     if _TRAINER in price.seconds_by:
         storing = sent / speeds.receiving + need.cohort * speeds.store_seconds
@@ -204,7 +204,7 @@ class _Load:
 def _of_party(
     party: str, load: _Load, fleet: Fleet, speeds: ServiceSpeeds | None = None
 ) -> PartyNeed:
-    speeds = speeds or ServiceSpeeds()
+    speeds = speeds or measured(ServiceSpeeds)
     cpu = load.work + load.requests * speeds.request_seconds + load.out / speeds.sending
     cpu += load.connections * speeds.handshake_seconds
     gbit = 8e-9 * max(load.out, load.inward) / fleet.seconds

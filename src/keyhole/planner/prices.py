@@ -20,7 +20,7 @@ from keyhole.delivery.popular import NO_POPULAR, PopularShares, popular_of_part,
 from keyhole.delivery.records import PLAIN, Coding, records_of
 from keyhole.errors import CostlyError, InputError
 from keyhole.parts import PartKind
-from keyhole.pricing import Speeds, Workload
+from keyhole.pricing import Speeds, Workload, measured
 from keyhole.primitives.layout import Layout, max_keys_of
 
 Trust: TypeAlias = Literal["open", "unlinked", "hidden", "hidden-one-server", "hidden-enclave"]
@@ -60,7 +60,7 @@ def price_all(load: Workload, speeds: Speeds | None = None) -> tuple[Price, ...]
     >>> prices["pir"].bytes_total < prices["broadcast"].bytes_total / 3
     True
     """
-    speeds, found = speeds or Speeds(), []
+    speeds, found = speeds or measured(Speeds), []
     for delivery in all_deliveries():
         try:
             found.append(delivery.price(load, speeds))
@@ -77,7 +77,7 @@ def price_of(name: str, load: Workload, speeds: Speeds | None = None) -> Price:
     hold the load, or there is no such delivery."""
     found = delivery_named(name)
     _PRICED.check(name, found)
-    return found.price(load, speeds or Speeds())
+    return found.price(load, speeds or measured(Speeds))
 
 
 def satisfies(price: Price, trust: Trust, load: Workload) -> bool:
@@ -204,7 +204,7 @@ def max_bytes(
                 cohort=1,
                 popular=None if few is None else (few.count, few.slots),
             )
-            price = delivery.price(load, Speeds())
+            price = delivery.price(load, measured(Speeds))
             down, up = down + price.bytes_down, up + price.bytes_up
         elif m:
             down += part.space.num_keys * records.record_bytes

@@ -38,7 +38,7 @@ from keyhole.server.rows import gather_rows
 _ROUND = bytes(16)
 _SLICE_BYTES = 2_000
 _TURNS = 5
-_MANY = Speeds().pass_queries
+_MANY = Speeds.pass_queries
 _REPLIES = 16  # that a server holds together
 _FEW, _FEW_ASKED = 4_000, 33  # the smallest of tables with buckets, and of batches
 _MAX_BUCKETS = 1_299  # of a client with 1,000 keys

@@ -14,7 +14,7 @@ from keyhole.errors import CostlyError
 from keyhole.experiments.experiment import Experiment
 from keyhole.experiments.opening import open_data
 from keyhole.planner.capacity import price_sums
-from keyhole.pricing import Speeds, Workload
+from keyhole.pricing import Speeds, Workload, measured
 from keyhole.primitives.layout import Layout, max_keys_of
 from keyhole.project.parties import check_parties
 from keyhole.project.spec import Project
@@ -101,7 +101,7 @@ def _costs(
             loads.append(Workload(count, m, size, cohort))
         elif m:
             shared += count * size
-    slices = [delivery.price(load, Speeds()) for load in loads]
+    slices = [delivery.price(load, measured(Speeds)) for load in loads]
     sums = [each for load in loads for each in price_sums(load) if each.name == aggregation]
     seconds = sum(price.server_seconds for price in slices) / cohort
     adding = sum(sum(each.seconds_by.values()) for each in sums) / cohort

@@ -42,7 +42,7 @@ from keyhole.arrays import KeyArray
 from keyhole.crypto.ring import FixedPoint, RingArray, RingBits
 from keyhole.crypto.shamir import SHARE_BYTES
 from keyhole.errors import SketchError, ThresholdError
-from keyhole.pricing import SumSpeeds, Workload
+from keyhole.pricing import SumSpeeds, Workload, measured
 from keyhole.primitives.layout import Layout, Part, max_keys_of
 from keyhole.sampling import Cohorts, Outcome
 
@@ -124,7 +124,7 @@ class SecureSum:
     def price(self, load: Workload) -> SumPrice:
         """Returns what a round costs."""
         length, reading = self.form.work(load)
-        speeds, clients = SumSpeeds(), load.cohort
+        speeds, clients = measured(SumSpeeds), load.cohort
         # Two neighbours: limits are checked, and the lists of neighbours are not made.
         SecAggParams(bytes(16), clients, length, threshold=2, degree=2 if clients > 2 else None)
         FixedPoint(1.0, clients)
@@ -294,7 +294,7 @@ def _work_of_sketches(load: Workload) -> tuple[int, float]:
     shape = sketch.SketchShape(
         load.num_keys, _width(load), distinct, bytes(16), max_clients=load.cohort
     )
-    return shape.length, distinct * load.slice_bytes / SumSpeeds().decoding
+    return shape.length, distinct * load.slice_bytes / measured(SumSpeeds).decoding
 
 
 def odds_of_failing(layout: Layout, keys_per_client: Mapping[str, int], cohorts: Cohorts) -> float:

@@ -35,7 +35,7 @@ from keyhole.aggregation.two_servers.params import SparseParams, SumParams, part
 from keyhole.crypto.prg import Prg
 from keyhole.crypto.ring import FixedPoint
 from keyhole.errors import StaleError
-from keyhole.pricing import SumSpeeds, Workload
+from keyhole.pricing import SumSpeeds, Workload, measured
 from keyhole.primitives.layout import Layout, max_keys_of
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ class TwoServers:
         terms = SparseParams(
             bytes(16), load.num_keys, width, load.keys_per_client, 32, min_clients=1
         )
-        speeds, row = SumSpeeds(), terms.row * _ELEMENT
+        speeds, row = measured(SumSpeeds), terms.row * _ELEMENT
         positions = terms.num_buckets * terms.bucket_size
         seconds = load.cohort * positions * (speeds.position_seconds + row / speeds.rows)
         each = speeds.key_seconds + row / speeds.sharing
