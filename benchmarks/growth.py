@@ -30,7 +30,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from growth_cells.places import Line, Place
 from growth_cells.rounds import measure_rounds
-from growth_cells.service import measure_on_demand, measure_published
+from growth_cells.service import measure_adding, measure_on_demand, measure_published
 from growth_cells.speeds import measure_handshake, planner_goals, write_speeds
 from harness import finish, machine_facts, parser, progress
 from keyhole.arrays import keep_freed_memory
@@ -68,6 +68,9 @@ def measure_all(is_quick: bool) -> Iterator[Line]:
     yield from measure_published(*along("keys_per_client", keys, SERVED))
     progress("requests over widths")
     yield from measure_published(*along("slice_bytes", widths, SMALL))
+    progress("updates of a round")
+    crowds = (64, 512, 4_096)
+    yield measure_adding(*along("cohort", crowds[: 2 if is_quick else 3], ROUND))
     progress("slices on demand over keys of the model")
     yield measure_on_demand(*along("num_keys", sizes, ROUND))
 

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from importlib import import_module
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -169,6 +170,10 @@ CASES = {
     "server.rows.number_keys": lambda: [
         (KEYS, np.empty((4, 200), np.int64), np.empty(200, np.int64)),
         (KEYS + 2**61, np.empty((4, 200), np.int64), np.empty(200, np.int64)),
+    ],
+    "server.rows.join_keys": lambda: [
+        (left, right, np.empty(len(left) + len(right), np.int64))
+        for left, right in pairwise((np.arange(0, 90, 3), np.arange(0, 50, 2), KEYS[:0], KEYS[:0]))
     ],
     "server.rows.all_within": lambda: [(KEYS, n) for n in (48, 49, 50)] + [(KEYS[:0], -1)],
     "server.row_sums.count_disorder": lambda: [(KEYS,), (np.arange(9),), (KEYS[:0],)],

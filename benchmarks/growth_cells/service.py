@@ -15,15 +15,20 @@ import numpy as np
 
 from growth_cells.places import DISTINCT, Line, Place, Spent
 from growth_cells.rounds import status_bytes
+from keyhole.primitives.keyspace import KeySpace
+from keyhole.primitives.layout import Cut, Layout
+from keyhole.service.access import Keyring
+from keyhole.wire.manifest import name_round
 from round_cells.requests import Request, Round, Server, fetch
 from round_cells.service_costs import adding_seconds
 from slice_peers.processes import free_port, serving
 from slice_peers.published import current_round
 
-FETCH, UPDATE, ADDING, ON_DEMAND = (
+FETCH, UPDATE, ADDING, ADDING_ALL, ON_DEMAND = (
     "a fetch",
     "storing an update",
     "adding an update",
+    "adding all updates",
     "a fetch on demand",
 )
 SAMPLES = 3
@@ -48,6 +53,18 @@ def measure_published(axis: str, places: Sequence[Place]) -> list[Line]:
             adding = [adding_seconds(round_.layout, bodies) for _ in range(SAMPLES)]
             taken[ADDING].append(Spent(statistics.median(adding), 0, len(bodies[0])))
     return [Line.made(of, axis, places, spent) for of, spent in taken.items()]
+
+
+def measure_adding(axis: str, places: Sequence[Place]) -> Line:
+    """All updates of a round, added up: sums of blocks are added to one another, too."""
+    spent = []
+    for place in places:
+        like = {"w": np.broadcast_to(np.float32(0), (place.num_keys, place.width))}
+        layout = Layout.of(like, Cut(KeySpace("row", place.num_keys), {"w": 0}))
+        round_ = Round(Path(), name_round(b"", 0), layout, Keyring((bytes(32),)))
+        bodies = [round_.update(n, place.keys_per_client) for n in range(place.cohort)]
+        spent.append(Spent(len(bodies) * adding_seconds(layout, bodies), 0, len(bodies[0])))
+    return Line.made(ADDING_ALL, axis, places, spent)
 
 
 def measure_on_demand(axis: str, places: Sequence[Place]) -> Line:

@@ -119,7 +119,7 @@ class Round:
     def updates(self, count: int, keys_per_client: int, first: int = 0) -> list[Request]:
         path = f"/v1/rounds/{self.id}/updates"
         return [
-            Request(path, self._update(n, keys_per_client), self._token("round", n), 201)
+            Request(path, self.update(n, keys_per_client), self._token("round", n), 201)
             for n in range(first, first + count)
         ]
 
@@ -133,7 +133,8 @@ class Round:
         (space,) = self.layout.spaces
         return np.random.default_rng(device).choice(space.num_keys, count, replace=False)
 
-    def _update(self, device: int, keys_per_client: int) -> bytes:
+    def update(self, device: int, keys_per_client: int) -> bytes:
+        """The body of a device's update."""
         (part,), keys = self.layout.parts, self._keys(device, keys_per_client)
         shape = len(keys), part.slice_size
         rows = np.random.default_rng(device).standard_normal(shape, np.float32)

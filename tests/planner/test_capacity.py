@@ -17,6 +17,7 @@ RESULTS = ROOT / "benchmarks/results"
 SLICES = json.loads((RESULTS / "slices.json").read_text())["cells"]
 GATHERED = [cell["scores"]["keyhole"] for cell in SLICES if "scores" in cell]
 MEASURED = json.loads((RESULTS / "internet_scale.json").read_text())["cells"]
+GROWTH = json.loads((RESULTS / "growth.json").read_text())["cells"]
 (COSTS,) = [cell["costs"] for cell in MEASURED if "costs" in cell]
 NEED = Workload(10**6, 100, 256, 10**6)
 FREE = replace(
@@ -130,10 +131,36 @@ def test_a_fetch_costs_the_service_what_was_measured(score):
     assert within_twice(planned, 1 / score["per_cpu_second"])
 
 
-def test_updates_check_ins_and_handshakes_cost_the_service_what_was_measured():
-    speeds, size = measured(ServiceSpeeds), COSTS["update_bytes"]
-    storing = speeds.request_seconds + speeds.store_seconds + size / speeds.receiving
-    assert within_twice(storing, COSTS["update"])
-    assert within_twice(speeds.handshake_seconds, COSTS["handshake"])
+def points_of(of):
+    """Place and what was spent at each point of the lines of growth."""
+    lines = [cell for cell in GROWTH if cell.get("of") == of]
+    return [pair for line in lines for pair in zip(line["places"], line["spent"], strict=True)]
+
+
+def test_check_ins_and_handshakes_cost_the_service_what_was_measured():
+    speeds = measured(ServiceSpeeds)
+    (handshake,) = [cell["seconds"] for cell in GROWTH if "seconds" in cell]
+    assert within_twice(speeds.handshake_seconds, handshake)
     assert within_twice(speeds.request_seconds, COSTS["checkin"])
-    assert within_twice(speeds.adding_seconds(size), COSTS["add"])
+
+
+def test_fetches_and_updates_of_all_sizes_cost_what_was_measured():
+    speeds, gather = measured(ServiceSpeeds), measured(Speeds).gather
+    for of, seconds in {
+        "a fetch": lambda size: speeds.request_seconds + size / speeds.sending + size / gather,
+        "storing an update": lambda size: (
+            speeds.request_seconds + speeds.store_seconds + size / speeds.receiving
+        ),
+        "adding an update": speeds.adding_seconds,
+    }.items():
+        found = points_of(of)
+        assert len(found) > 6
+        assert all(within_twice(seconds(one["message"]), one["cpu"]) for _, one in found)
+
+
+def test_adding_up_a_round_costs_the_trainer_what_was_measured():
+    """With the sums of blocks, which are added to one another."""
+    names = "num_keys", "keys_per_client", "slice_bytes", "cohort"
+    for place, one in points_of("adding all updates"):
+        price = aggregation_named("plain").price(Workload(*(place[name] for name in names)))
+        assert within_twice(price.seconds_by["trainer"], one["cpu"])

@@ -6,6 +6,7 @@ Hidden: nothing. The server sees every update, and which client sent it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 from types import MappingProxyType
 
 import numpy as np
@@ -23,7 +24,7 @@ from keyhole.aggregation.base import (
 )
 from keyhole.pricing import ServiceSpeeds, Workload, measured
 from keyhole.primitives.keyspace import key_bytes
-from keyhole.server.row_sums import RowUpdate, choosers, merge_blocks, sum_updates
+from keyhole.server.row_sums import BLOCK, RowUpdate, choosers, merge_blocks, sum_updates
 
 _ARRIVES = ("sent", "late", "refused")
 _HEAD_BYTES, _KEY_BYTES = 48, 8  # of an update beside its rows, and of a key
@@ -90,7 +91,9 @@ class PlainSum:
             chosen, distinct = load.cohort * load.keys_per_client, load.distinct_keys
             rows = min(2 * distinct, chosen) + distinct
             held = chosen * _KEY_BYTES + rows * (load.slice_bytes + _KEY_BYTES)
-        added = load.cohort * measured(ServiceSpeeds).adding_seconds(up)
+        speeds = measured(ServiceSpeeds)
+        merged = merged_rows(load) * (load.slice_bytes + _KEY_BYTES) / speeds.merging
+        added = load.cohort * speeds.adding_seconds(up) + (0 if self.is_dense else merged)
         return SumPrice(self.about.name, up, 0, 1, {"trainer": added}, 0.0, held)
 
     def add(self, request: SumRequest) -> SumResult:
@@ -104,6 +107,17 @@ PLAIN = PlainSum()
 
 DENSE = PlainSum(is_dense=True)
 """The sum in the clear, of dense models."""
+
+
+def merged_rows(load: Workload) -> int:
+    """Returns how many rows are read while sums of blocks are added in pairs, and pairs of pairs:
+    no sum has more than its clients chose, nor more than the cohort did."""
+    blocks, merged = ceil(load.cohort / BLOCK), 0
+    rows = min(BLOCK * load.keys_per_client, load.distinct_keys)
+    while blocks > 1:
+        merged += blocks * rows
+        blocks, rows = ceil(blocks / 2), min(2 * rows, load.distinct_keys)
+    return merged
 
 
 def sent_bytes(request: SumRequest, *, is_dense: bool = False) -> dict[int, int]:

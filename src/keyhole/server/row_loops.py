@@ -207,6 +207,25 @@ def number_keys(source, work, slots):
 
 
 @njit(cache=True, nogil=True)
+def join_keys(left, right, slots):
+    """Runs `join_keys` of `rows.py`: one walk over both sides."""
+    distinct = np.empty(len(left) + len(right), np.int64)
+    i, j, count = 0, 0, 0
+    while i < len(left) or j < len(right):
+        is_left = j == len(right) or (i < len(left) and left[i] <= right[j])
+        is_right = i == len(left) or (j < len(right) and right[j] <= left[i])
+        distinct[count] = left[i] if is_left else right[j]
+        if is_left:
+            slots[i] = count
+            i += 1
+        if is_right:
+            slots[len(left) + j] = count
+            j += 1
+        count += 1
+    return distinct[:count].copy()
+
+
+@njit(cache=True, nogil=True)
 def _sort(source, work):
     """Keys ascending and their occurrences, in work (4, M), by a stable radix sort."""
     keys, order, to_keys, to_order = work[0], work[1], work[2], work[3]

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -23,10 +24,10 @@ from keyhole.arrays import Array, KeyArray, Tree
 from keyhole.compiled import loop
 from keyhole.errors import KeySpaceError, NotFiniteError, ShapeError
 from keyhole.primitives.deselect import divide
-from keyhole.primitives.keyspace import Keys, are_same_rising, distinct_keys
+from keyhole.primitives.keyspace import Keys, are_same_rising
 from keyhole.primitives.layout import Layout, Part
 from keyhole.primitives.report import Report
-from keyhole.server.rows import add_rows, number_keys, scatter_add_rows
+from keyhole.server.rows import add_rows, join_keys, number_keys, scatter_add_rows
 
 
 @dataclass(frozen=True)
@@ -336,7 +337,7 @@ def merge_blocks(
         keys: z_n of all clients that were added.
     """
     filled = [block.parts for block in blocks if block.clients]
-    merged = [_merge_part(same) for same in zip(*filled, strict=True)]
+    merged = [reduce(_merge_part, same) for same in zip(*filled, strict=True)]
     if over == "cohort":
         return tuple(RowUpdate(u.keys, divide(u.rows, len(keys))) for u in merged)
     if over == "choosers":
@@ -355,7 +356,7 @@ def choosers(part: Part, keys: Sequence[Mapping[str, Keys]]) -> NDArray[np.int64
 def _add_pair(left: BlockSum, right: BlockSum) -> BlockSum:
     """Two sums of as many blocks; clients of the right one follow on those of the left one."""
     filled = [summed.parts for summed in (left, right) if summed.clients] or [left.parts]
-    parts = tuple(_merge_part(same) for same in zip(*filled, strict=True))
+    parts = tuple(reduce(_merge_part, same) for same in zip(*filled, strict=True))
 
     def both(name: Literal["refused", "empty", "above"]) -> tuple[int, ...]:
         behind = tuple(left.span * BLOCK + place for place in getattr(right, name))
@@ -375,16 +376,14 @@ def _add_pair(left: BlockSum, right: BlockSum) -> BlockSum:
     )
 
 
-def _merge_part(same: Sequence[RowUpdate]) -> RowUpdate:
-    """One part of several blocks, added up in their order; nothing but the sum is allocated."""
-    if len(same) == 1:
-        return same[0]
-    distinct = distinct_keys([part.keys for part in same])
-    dtype = np.result_type(*(part.rows.dtype for part in same))
-    sums = np.zeros((len(distinct), same[0].rows.shape[1]), dtype)
-    for part in same:
-        places = np.searchsorted(distinct, part.keys)
-        scatter_add_rows(sums, places, np.ascontiguousarray(part.rows, dtype))
+def _merge_part(left: RowUpdate, right: RowUpdate) -> RowUpdate:
+    """One part of two sums, the left one first; nothing but their sum is allocated."""
+    count, slots = len(left.keys), np.empty(len(left.keys) + len(right.keys), np.int64)
+    distinct = join_keys(left.keys, right.keys, slots)
+    dtype = np.result_type(left.rows.dtype, right.rows.dtype)
+    sums = np.zeros((len(distinct), left.rows.shape[1]), dtype)
+    for rows, places in ((left.rows, slots[:count]), (right.rows, slots[count:])):
+        scatter_add_rows(sums, places, np.ascontiguousarray(rows, dtype))
     if not _all_finite(sums):
         raise sum_overflow(sums.dtype)
     return RowUpdate(distinct, sums)

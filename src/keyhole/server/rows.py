@@ -66,6 +66,15 @@ def number_keys(source: np.ndarray, work: np.ndarray, slots: np.ndarray) -> np.n
 
 
 @loop("keyhole.server.row_loops")
+def join_keys(left: np.ndarray, right: np.ndarray, slots: np.ndarray) -> np.ndarray:
+    """Fills slots with the ranks of the keys of both, one after the other, among the distinct keys;
+    returns those, ascending. Each side is distinct and ascending."""
+    distinct = np.union1d(left, right)
+    slots[:] = np.searchsorted(distinct, np.concatenate([left, right]))
+    return distinct
+
+
+@loop("keyhole.server.row_loops")
 def all_within(keys: np.ndarray, last: int) -> bool:
     """Whether all keys are in 0..last."""
     return not len(keys) or bool(keys.min() >= 0 and keys.max() <= last)

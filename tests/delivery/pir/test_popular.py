@@ -14,7 +14,7 @@ from keyhole.delivery.pir import one_server, two_server
 from keyhole.delivery.pir.database import Database, PirParams
 from keyhole.delivery.popular import PLACES_A_KEY, PopularKeys, popular_of, read_words
 from keyhole.errors import InputError, KeySpaceError, MalformedError, ReplayError, StaleError
-from keyhole.pricing import Speeds, Workload
+from keyhole.pricing import Speeds, Workload, measured
 from tests.delivery.pir.distinguisher import bits_of, compare
 from tests.delivery.pir.golden import assert_golden
 from tests.delivery.pir.mutations import body_of
@@ -154,7 +154,7 @@ def test_messages_have_one_length_for_everyone_which_the_planner_says(way, popul
     assert (queries, replies) == ({table.query_bytes}, {table.reply_bytes})
     assert way.lengths(table.params.encode()) == Lengths(*queries, *replies, hint)
     load = Workload(K, M, WIDTH, cohort=1, popular=(popular.count, popular.slots))
-    price = way.price(load, Speeds())
+    price = way.price(load, measured(Speeds))
     servers = way.about.servers
     assert price.bytes_up == servers * table.query_bytes
     assert price.bytes_down == servers * table.reply_bytes + hint + table.top.nodes.size
