@@ -1,5 +1,6 @@
 """Loops: the NumPy that defines each, and its compiled form, give the same bytes."""
 
+import os
 import subprocess
 import sys
 from importlib import import_module
@@ -14,6 +15,7 @@ RNG = np.random.default_rng(7)
 KEYS = RNG.integers(0, 50, 200)
 ORDER = RNG.permutation(200)[:120]
 PLACES = RNG.integers(0, 60, (40, 3))
+AES_KEYS = RNG.integers(0, 256, (3, 16), np.uint8)
 
 
 def words(*shape, dtype=np.uint64):
@@ -41,6 +43,38 @@ def point_tree(trees=5, nodes=6):
 def leaves(width, room):
     parts = words(4, 3, 32, dtype=np.uint8), bools(4, 3), words(4, width, dtype=np.uint8)
     return *parts, np.empty((4, room), np.uint8)
+
+
+def tree_words(trees, depth):
+    """Corrections of trees: seeds without control bits, and bits."""
+    seeds = words(trees, depth, 2)
+    seeds[..., 0] &= ~np.uint64(1)
+    return seeds, bools(trees, depth, 2)
+
+
+def descending(trees, depth, needed, party):
+    nodes = np.empty((trees, needed, 2), np.uint64), np.empty((trees, needed), np.bool_)
+    return AES_KEYS[0], words(trees, 2), party, *tree_words(trees, depth), *nodes
+
+
+def following(trees, depth):
+    control = np.array([[False], [True]]) ^ np.zeros(trees, np.bool_)
+    out = np.empty((trees, depth, 2), np.uint64), np.empty((trees, depth, 2), np.bool_)
+    leaves = RNG.integers(0, 1 << depth, trees)
+    return AES_KEYS[0], leaves, words(2, trees, 2), control, *out
+
+
+def streams(ring, row, clients=3, buckets=4, size=5):
+    """Shares of clients at all positions of all buckets, for a table of 9 keys."""
+    filled = -(-row * np.dtype(ring).itemsize // 16) * 16 // np.dtype(ring).itemsize
+    return (
+        words(9, row, dtype=ring),
+        AES_KEYS[:clients],
+        words(clients, buckets * size, 2),
+        bools(clients, buckets * size),
+        words(clients, buckets, filled, dtype=ring),
+        RNG.integers(-1, 9, buckets * size).astype(np.int32),
+    )
 
 
 def walk(num_keys):
@@ -136,6 +170,18 @@ SIZES = [(1, 1), (9, 7), (1000, 23), (64, 54), (5, 56)]
 # What each loop is called with, several times where its branches differ.
 CASES = {
     "crypto.prg.mix_blocks": lambda: [(words(9, 2), words(11, 6)), (words(1, 2), words(1, 2))],
+    "crypto.prg.stretch": lambda: [
+        (AES_KEYS[0], words(n, 2), np.empty((n, 2 * blocks), np.uint64))
+        for n, blocks in ((1, 1), (9, 2), (9, 3), (4, 16), (3, 37), (2, 9000))
+    ],
+    "crypto.dpf.descend": lambda: [
+        descending(*shape)
+        for shape in ((1, 0, 1, 0), (1, 0, 1, 1), (3, 1, 1, 1), (5, 4, 16, 0), (5, 4, 9, 1))
+    ],
+    "crypto.dpf.follow": lambda: [following(1, 0), following(1, 1), following(40, 9)],
+    "aggregation.two_servers.server.add_streams": lambda: [
+        streams(ring, row) for ring in (np.uint16, np.uint32) for row in (1, 4, 16, 51, 500)
+    ],
     "crypto.dpf.grow": lambda: [sum(point_tree(), ()), sum(point_tree(1, 1), ())],
     "crypto.dpf.write_leaves": lambda: [leaves(31, 80), leaves(5, 15), leaves(32, 65)],
     "crypto.cuckoo.permute": lambda: [permuting(n) for n in (1, 10, 997, 2**31 - 1)],
@@ -210,6 +256,8 @@ def run(form, args):
 @pytest.mark.parametrize("name", CASES)
 def test_both_forms_of_a_loop_give_the_same_bytes(name):
     found = find(name)
+    if not found.can():
+        pytest.skip("this processor has no AES instructions")
     for args in CASES[name]():
         (plain, left), (compiled, right) = run(found.plain, args), run(found.compiled, args)
         if name.endswith("number_keys"):
@@ -218,6 +266,25 @@ def test_both_forms_of_a_loop_give_the_same_bytes(name):
         for place, (one, other) in enumerate(zip(left, right, strict=True)):
             if isinstance(one, np.ndarray) and place not in SCRATCH.get(found.__name__, ()):
                 assert one.tobytes() == other.tobytes(), (name, place)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("features", ["+sse2,+aes", "+sse2,+aes,+avx2,+vaes"])
+def test_aes_gives_the_same_bytes_with_narrower_instructions(features, tmp_path):
+    """As of processors that have older ones; those that this one lacks end in an error."""
+    chosen = {"NUMBA_CPU_NAME": "x86-64", "NUMBA_CPU_FEATURES": features}
+    wanted = [name for name in CASES if find(name).module == "keyhole.crypto.aes_loops"]
+    test = f"{__file__}::{test_both_forms_of_a_loop_give_the_same_bytes.__name__}"
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [*command, *(f"{test}[{name}]" for name in wanted)],
+        env={**os.environ, **chosen, "NUMBA_CACHE_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{len(wanted)} passed" in done.stdout
 
 
 def test_every_loop_has_a_case():

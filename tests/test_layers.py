@@ -77,7 +77,6 @@ RESERVED = {
     },
     "numba": {
         "aggregation",
-        "aggregation/two_servers",
         "crypto",
         "delivery/enclave",
         "delivery/pir",

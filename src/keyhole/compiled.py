@@ -4,6 +4,7 @@ A loop is defined where it is used, in NumPy. A function of the same name in a m
 the same bytes and is compiled; it runs in processes that have loaded numba, as all do that hold a
 table: trainers, services, simulations. A device does not. Loading numba takes a process 0.2 s or
 more and some 80 MB, and NumPy has done a device's work by then; without numba there is no choice.
+Nor is there for the loops that want AES instructions, on a processor without them.
 """
 
 from __future__ import annotations
@@ -25,6 +26,22 @@ def has_compiler() -> bool:
     return find_spec("numba") is not None
 
 
+@cache
+def processor() -> frozenset[str]:
+    """Returns the features of the processor that numba compiles for, as LLVM names them; none
+    without numba."""
+    if not has_compiler():
+        return frozenset()
+    context = import_module("numba.core.registry").cpu_target.target_context
+    named = context.codegen().magic_tuple()[2]  # by which numba tells apart what it has cached
+    return frozenset(each[1:] for each in named.split(",") if each.startswith("+"))
+
+
+def has_aes() -> bool:
+    """Returns whether compiled loops can use AES instructions: those of x86 processors."""
+    return {"aes", "sse2"} <= processor()
+
+
 def load_compiler() -> None:
     """Loads numba, where it is installed, so that loops run compiled from now on: for those who
     hold a table."""
@@ -40,13 +57,21 @@ class Loop(Generic[P, R]):
         module: where its compiled form stands, under the same name.
         from_bytes: of arrays in one call from which on it loads numba by itself, where that is
             installed; then numba in the process is no reason to compile. None never loads it.
+        can: whether it can be compiled here.
     """
 
-    def __init__(self, plain: Callable[P, R], module: str, from_bytes: int | None) -> None:
+    def __init__(
+        self,
+        plain: Callable[P, R],
+        module: str,
+        from_bytes: int | None,
+        can: Callable[[], bool] = has_compiler,
+    ) -> None:
         update_wrapper(self, plain)
         self.plain = plain
         self.module = module
         self.from_bytes = from_bytes
+        self.can = can
         self._chosen: Callable[P, R] | None = None
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -63,7 +88,7 @@ class Loop(Generic[P, R]):
     def load(self) -> None:
         """Runs compiled from now on, where numba is installed: for those who know that the work is
         worth it."""
-        if has_compiler():
+        if self.can():
             self._chosen = self.compiled
 
     @property
@@ -78,10 +103,12 @@ class Loop(Generic[P, R]):
         return sum(getattr(each, "nbytes", 0) for each in args) >= self.from_bytes
 
 
-def loop(module: str, from_bytes: int | None = None) -> Callable[[Callable[P, R]], Loop[P, R]]:
+def loop(
+    module: str, from_bytes: int | None = None, can: Callable[[], bool] = has_compiler
+) -> Callable[[Callable[P, R]], Loop[P, R]]:
     """Returns a decorator that makes a loop of what defines it; see `Loop`."""
 
     def make(plain: Callable[P, R]) -> Loop[P, R]:
-        return Loop(plain, module, from_bytes)
+        return Loop(plain, module, from_bytes, can)
 
     return make

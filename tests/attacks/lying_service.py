@@ -25,7 +25,7 @@ class LyingTable:
         found = self.records[keys]
         if out is not None:
             out[:] = found
-        return Fetched(found, self.tree.nodes[keys])
+        return Fetched(found)
 
     def segment(self, place):
         segment = self.info.segments[place]

@@ -37,7 +37,7 @@ class MemoryTable:
         found = self.records[keys]
         if out is not None:
             out[:] = found
-        return Fetched(found if out is None else out, self.tree.nodes[keys])
+        return Fetched(found if out is None else out)
 
     def segment(self, place):
         if not 0 <= place < len(self.info.segments):

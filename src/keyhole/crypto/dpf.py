@@ -10,7 +10,7 @@ Hidden: the point, from a party that holds one of the keys, for seeds of 127 bit
 fixed key as a circular correlation-robust hash. Not hidden: the domain and the number of points,
 nor anything from anyone who holds both keys. Time and memory access are not claimed to be constant.
 
-`extend` and `apply_corrections` define what the two inner loops do; tests hold both together.
+`extend` and `apply_corrections` define what the inner loops do; tests hold both together.
 """
 
 from __future__ import annotations
@@ -22,18 +22,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from keyhole.arrays import KeyArray
-from keyhole.compiled import loop
+from keyhole.compiled import has_aes, loop
 from keyhole.crypto.prg import SEED_BYTES, FixedKeyAes, Prg, SeedArray, fixed_key
 from keyhole.errors import InputError, KeySpaceError, MalformedError
+
+Bits = NDArray[np.bool_]
 
 
 @loop("keyhole.crypto.loops")
 def grow(
     children: NDArray[np.uint64],
-    bits: NDArray[np.bool_],
-    control: NDArray[np.bool_],
+    bits: Bits,
+    control: Bits,
     seed_words: NDArray[np.uint64],
-    bit_words: NDArray[np.bool_],
+    bit_words: Bits,
 ) -> None:
     """Takes control bits out of children, (n, w, 2, 2) of tree, node, side and half of a seed, and
     corrects both in place; writes `bits`, (n, w, 2). `control` is (n, w), both words (n, 2)."""
@@ -44,10 +46,57 @@ def grow(
     bits ^= control[..., None] & bit_words[:, None]
 
 
+@loop("keyhole.crypto.aes_loops", can=has_aes)
+def descend(
+    key: NDArray[np.uint8],
+    seeds: NDArray[np.uint64],
+    party: int,
+    seed_words: NDArray[np.uint64],
+    bit_words: Bits,
+    nodes: NDArray[np.uint64],
+    control: Bits,
+) -> None:
+    """Grows trees from their roots, (n, 2), to as many nodes of the last level as `nodes`,
+    (n, needed, 2), and `control`, (n, needed), have room for; both words (n, depth, 2)."""
+    tree, depth, needed = FixedKeyAes(key.tobytes()), seed_words.shape[1], control.shape[1]
+    found, bits = seeds[:, None], np.full((len(seeds), 1), party == 1)
+    for level in range(depth):
+        words = np.array(seed_words[:, level]), np.array(bit_words[:, level])
+        children = tree.expand(found.reshape(-1, 2).view(np.uint8), 2)
+        grown = np.empty((*bits.shape, 2), np.bool_)
+        grow(children.view("<u8").reshape(*grown.shape, 2), grown, bits, *words)
+        kept = -(-needed >> (depth - 1 - level))
+        found = children.view("<u8").reshape(len(seeds), -1, 2)[:, :kept]
+        bits = np.ascontiguousarray(grown.reshape(len(seeds), -1)[:, :kept])
+    nodes[:], control[:] = found, bits
+
+
+@loop("keyhole.crypto.aes_loops", can=has_aes)
+def follow(
+    key: NDArray[np.uint8],
+    leaves: KeyArray,
+    seeds: NDArray[np.uint64],
+    control: Bits,
+    seed_words: NDArray[np.uint64],
+    bit_words: Bits,
+) -> None:
+    """Follows the paths to leaves (n,): `seeds`, (2, n, 2) of party, path and half, and `control`,
+    (2, n), go from the roots to the ends; both words of each level are written, (n, depth, 2)."""
+    tree, depth = FixedKeyAes(key.tobytes()), seed_words.shape[1]
+    for level in range(depth):
+        goes_right = (leaves >> (depth - 1 - level) & 1).astype(np.bool_)
+        children, bits = extend(tree, seeds.view(np.uint8))
+        words = correct_level(children, bits, goes_right)
+        seed_words[:, level], bit_words[:, level] = words[0].view("<u8"), words[1]
+        apply_corrections(children, bits, control, *words)
+        seeds[:] = _choose(goes_right, children, 1).view("<u8")
+        control[:] = np.where(goes_right, bits[:, :, 1], bits[:, :, 0])
+
+
 @loop("keyhole.crypto.loops")
 def write_leaves(
     leaves: NDArray[np.uint8],
-    control: NDArray[np.bool_],
+    control: Bits,
     corrections: NDArray[np.uint8],
     out: NDArray[np.uint8],
 ) -> None:
@@ -57,8 +106,6 @@ def write_leaves(
     corrected = leaves[..., :width] ^ control[..., None] * corrections[:, None]
     out[:] = corrected.reshape(len(out), -1)[:, : out.shape[1]]
 
-
-Bits = NDArray[np.bool_]
 
 _TREE, _LEAF = b"keyhole-tree", b"keyhole-leaf"
 _TILE = 512 << 10  # bytes of nodes that are expanded together: what stays in a core's cache
@@ -190,8 +237,8 @@ def expand(keys: PointKeys, domain: Domain, nonce: bytes) -> NDArray[np.uint8]:
     for start in range(0, len(keys), step):
         some = slice(start, start + step)
         words = keys.seed_corrections[some], keys.bit_corrections[some]
-        nodes, control = descend(tree, seeds[some], keys.party, *words, needed)
-        leaves = _leaves(nodes, domain, nonce)
+        nodes, control = grow_trees(tree, seeds[some], keys.party, *words, needed)
+        leaves = _leaves(nodes.view(np.uint8), domain, nonce)
         write_leaves(leaves, control, np.array(keys.leaf_corrections[some]), shares[some])
     _clear_spare(shares, domain)
     return shares
@@ -206,14 +253,8 @@ def share_paths(
     control = np.stack([np.zeros(n, np.bool_), np.ones(n, np.bool_)])
     seed_corrections = np.empty((n, depth, SEED_BYTES), np.uint8)
     bit_corrections = np.empty((n, depth, 2), np.bool_)
-    for level in range(depth):
-        goes_right = (leaves >> (depth - 1 - level) & 1).astype(np.bool_)
-        children, bits = extend(tree, seeds)
-        words = correct_level(children, bits, goes_right)
-        seed_corrections[:, level], bit_corrections[:, level] = words
-        apply_corrections(children, bits, control, *words)
-        seeds = _choose(goes_right, children, 1)
-        control = np.where(goes_right, bits[:, :, 1], bits[:, :, 0])
+    words = seeds.view("<u8"), control, seed_corrections.view("<u8"), bit_corrections
+    follow(tree.key, leaves, *words)
     return seed_corrections, bit_corrections, seeds, control
 
 
@@ -274,33 +315,26 @@ def apply_corrections(
     bits ^= control[..., None] & bit_words
 
 
-def descend(
+def grow_trees(
     tree: FixedKeyAes,
     seeds: SeedArray,
     party: int,
     seed_corrections: NDArray[np.uint8],
     bit_corrections: Bits,
     needed: int,
-) -> tuple[SeedArray, Bits]:
-    """Returns one party's first nodes of the last level, (n, needed, 16) and (n, needed).
+) -> tuple[NDArray[np.uint64], Bits]:
+    """Returns one party's first nodes of the last level, (n, needed, 2) and (n, needed).
 
     Args:
         seeds: (n, 16) of the roots.
         seed_corrections: (n, depth, 16); `bit_corrections` are (n, depth, 2).
         needed: how many nodes, 2^depth at most: others are not grown.
     """
-    depth = seed_corrections.shape[1]
-    nodes, control = seeds[:, None], np.full((len(seeds), 1), party == 1)
-    for level in range(depth):
-        # Copies: the loop wants memory in order, as an array cut out of a message is not.
-        seed_words = np.array(seed_corrections[:, level]).view("<u8")
-        bit_words = np.array(bit_corrections[:, level])
-        children = tree.expand(nodes.reshape(-1, SEED_BYTES), 2)
-        bits = np.empty((*control.shape, 2), np.bool_)
-        grow(children.view("<u8").reshape(*bits.shape, 2), bits, control, seed_words, bit_words)
-        kept = -(-needed >> (depth - 1 - level))
-        nodes = children.reshape(len(seeds), -1, SEED_BYTES)[:, :kept]
-        control = np.ascontiguousarray(bits.reshape(len(seeds), -1)[:, :kept])
+    nodes = np.empty((len(seeds), needed, 2), "<u8")
+    control = np.empty((len(seeds), needed), np.bool_)
+    # Copies: the loop wants memory in order, as an array cut out of a message is not.
+    words = np.array(seed_corrections).view("<u8"), np.array(bit_corrections)
+    descend(tree.key, np.array(seeds).view("<u8"), party, *words, nodes, control)
     return nodes, control
 
 

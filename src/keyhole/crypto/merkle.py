@@ -22,8 +22,10 @@ Nothing is hidden: a proof tells the keys it is for, and is sent to the device t
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from math import expm1, log1p
 
 import numpy as np
@@ -119,10 +121,23 @@ class TreeShape:
         """The number of nodes of all levels."""
         return self.starts[-1]
 
+    @cached_property
+    def _room(self) -> tuple[list[int], list[int]]:
+        """Half of each level's nodes, from the top down; and their sums up to each of them."""
+        room = [size // 2 for size in reversed(self.sizes[:-1])]
+        return room, [0, *accumulate(room)]
+
+    @cached_property
+    def levels(self) -> NDArray[np.int64]:
+        """`sizes` as loops take it."""
+        return np.array(self.sizes)
+
     def max_proof(self, keys: int) -> int:
         """Returns the max number of nodes of a proof for this many keys: one for each key on the
         levels that have room for it, half of the level above."""
-        return sum(min(keys, size // 2) for size in self.sizes[:-1])
+        room, sums = self._room
+        narrow = bisect_left(room, keys)  # levels with less room than keys
+        return sums[narrow] + keys * (len(room) - narrow)
 
     def mean_proof(self, keys: int) -> float:
         """Returns the mean number of nodes of a proof for this many distinct keys, drawn uniformly.
@@ -244,7 +259,7 @@ def proof_places(shape: TreeShape, keys: KeyArray) -> NDArray[np.int64]:
     keys = np.ascontiguousarray(keys)
     out = np.empty(shape.max_proof(len(keys)) + 1, np.int64)
     room = np.empty(len(keys) + 1, np.int64)
-    return out[: find_siblings(keys, np.array(shape.sizes), room, out)]
+    return out[: find_siblings(keys, shape.levels, room, out)]
 
 
 @loop("keyhole.crypto.merkle_loops", from_bytes=_COMPILE_FROM)

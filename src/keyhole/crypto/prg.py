@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.ciphers.modes import CTR, ECB
 from numpy.typing import NDArray
 
 from keyhole.arrays import KeyArray
-from keyhole.compiled import loop
+from keyhole.compiled import has_aes, loop
 from keyhole.errors import InputError
 
 SEED_BYTES = 16
@@ -126,32 +126,34 @@ class FixedKeyAes:
     """
 
     def __init__(self, key: bytes) -> None:
-        # Single blocks of a permutation: what is made of them is h, not a cipher.
-        self._cipher = Cipher(AES(bytes(key)), ECB()).encryptor()  # nosec B305
+        self.key = np.frombuffer(bytes(key), np.uint8).copy()  # as loops take it
 
     def expand(self, seeds: SeedArray, blocks: int) -> NDArray[np.uint8]:
         """Returns the first blocks of the output of each seed, (n, 16 * blocks)."""
         halves = np.ascontiguousarray(seeds).view("<u8").reshape(-1, 2)
         out = np.empty((len(halves), blocks * 2), "<u8")
-        if not out.size:
-            return out.view(np.uint8)
-        step = min(len(halves), max(1, _TILE // (blocks * SEED_BYTES)))
-        mixed = np.empty((step, blocks * 2), "<u8")
-        # The cipher asks for a block more than it writes.
-        hidden = np.empty(mixed.size + 2, "<u8")
-        source, target = mixed.data.cast("B"), hidden.data.cast("B")
-        for start in range(0, len(halves), step):
-            rows = min(step, len(halves) - start)
-            mix_blocks(halves[start : start + rows], mixed)
-            self.encipher(source[: rows * blocks * SEED_BYTES], target)
-            tile = hidden[: rows * blocks * 2].reshape(rows, blocks * 2)
-            np.bitwise_xor(tile, mixed[:rows], out=out[start : start + rows])
+        if out.size:
+            stretch(self.key, halves, out)
         return out.view(np.uint8)
 
-    def encipher(self, source: memoryview, target: memoryview) -> None:
-        """Writes AES_k of whole blocks, for loops that mix by themselves; the target is a block
-        longer than the source."""
-        self._cipher.update_into(source, target)
+
+@loop("keyhole.crypto.aes_loops", can=has_aes)
+def stretch(key: NDArray[np.uint8], seeds: NDArray[np.uint64], out: NDArray[np.uint64]) -> None:
+    """Writes the first blocks of the output of seeds, (n, 2), to `out`, (n, 2 * blocks)."""
+    # Single blocks of a permutation: what is made of them is h, not a cipher.
+    cipher = Cipher(AES(key.tobytes()), ECB()).encryptor()  # nosec B305
+    row_bytes = out.shape[1] * 8
+    step = min(len(seeds), max(1, _TILE // row_bytes))
+    mixed = np.empty((step, out.shape[1]), "<u8")
+    # The cipher asks for a block more than it writes.
+    hidden = np.empty(mixed.size + 2, "<u8")
+    source, target = mixed.data.cast("B"), hidden.data.cast("B")
+    for start in range(0, len(seeds), step):
+        rows = min(step, len(seeds) - start)
+        mix_blocks(seeds[start : start + rows], mixed)
+        cipher.update_into(source[: rows * row_bytes], target)
+        tile = hidden[: rows * out.shape[1]].reshape(rows, -1)
+        np.bitwise_xor(tile, mixed[:rows], out=out[start : start + rows])
 
 
 @loop("keyhole.crypto.loops")

@@ -12,13 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from keyhole.arrays import KeyArray
-from keyhole.crypto.merkle import HASH_BYTES
+from keyhole.crypto.merkle import HASH_BYTES, HashArray
 from keyhole.delivery.records import RecordArray
 from keyhole.errors import TooLargeError
 from keyhole.server.rows import copy_rows
 from keyhole.service.routes import Body
 from keyhole.wire.assignment import Fetched, SliceTable
-from keyhole.wire.manifest import TableInfo, max_proof_nodes, place_nodes, vouch
+from keyhole.wire.manifest import place_nodes, vouch
 from keyhole.wire.messages import Ask, sent_mask, unchanged
 
 Gather: TypeAlias = Callable[[SliceTable, KeyArray, RecordArray | None], Awaitable[Fetched]]
@@ -30,7 +30,7 @@ Places: TypeAlias = NDArray[np.int64]
 
 def max_bytes_of(asks: Sequence[Ask], tables: Sequence[SliceTable], limit: int) -> int:
     """Returns the max bytes that an answer can take; raises TooLargeError above the limit."""
-    total = sum([_max_bytes(ask, tables[ask.table].info) for ask in asks])
+    total = sum([_max_bytes(ask, tables[ask.table]) for ask in asks])
     if total > limit:
         raise TooLargeError(
             f"the slices asked for are too large for one answer: got {total} bytes; expected "
@@ -78,7 +78,7 @@ async def _changed_alone(
     ideal = 0
     for ask, table, places in zip(asks, tables, proofs, strict=True):
         fetched = await gather(table, ask.keys, None)
-        records, same = fetched.records, unchanged(ask, fetched.leaves)
+        records, same = fetched.records, unchanged(ask, _leaves(ask, table, fetched))
         parts.append(np.empty(HASH_BYTES * len(places), np.uint8))
         _write_proof(ask, table, places, fetched, parts[-1])
         if same is not None:
@@ -89,11 +89,17 @@ async def _changed_alone(
     return np.concatenate(parts).data, ideal
 
 
-def _max_bytes(ask: Ask, info: TableInfo) -> int:
+def _max_bytes(ask: Ask, table: SliceTable) -> int:
     """The max bytes that the answer to one block can take: a proof, bits and records."""
-    count = len(ask.keys)
-    proof = HASH_BYTES * max_proof_nodes(info, count) if ask.wants_proof else 0
-    return proof + count * (info.record_bytes + 1)
+    count, nodes = len(ask.keys), 0
+    if ask.wants_proof:
+        nodes = 1 if table.tree is None else table.tree.shape.max_proof(count)
+    return HASH_BYTES * nodes + count * (table.info.record_bytes + 1)
+
+
+def _leaves(ask: Ask, table: SliceTable, fetched: Fetched) -> HashArray:
+    """The leaves of what was fetched."""
+    return fetched.leaves if table.tree is None else table.tree.nodes[ask.keys]
 
 
 def _places_of(ask: Ask, table: SliceTable) -> Places:
@@ -113,4 +119,4 @@ def _write_proof(
     if table.tree is not None:
         copy_rows(table.tree.nodes, places, None, nodes, False)
     elif len(places):
-        nodes[:] = vouch(ask.keys, fetched.leaves)
+        nodes[:] = vouch(ask.keys, _leaves(ask, table, fetched))

@@ -142,7 +142,7 @@ class MappedTable:
             self._gather(keys, out, streams)
         elif out.nbytes:
             copy_rows(self._whole, keys, None, out, streams)
-        return Fetched(out, np.take(self.tree.nodes, keys, axis=0))
+        return Fetched(out)
 
     def _gather(self, keys: KeyArray, out: RecordArray, streams: bool) -> None:
         """Copies from several segments: each gets the occurrences that are its own."""

@@ -9,15 +9,16 @@ import json
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from math import inf
 from typing import Any, Literal, Protocol, TypeAlias
 
 import msgspec
+import numpy as np
 
 from keyhole.arrays import KeyArray
-from keyhole.crypto.merkle import HashArray, Tree
+from keyhole.crypto.merkle import HASH_BYTES, HashArray, Tree
 from keyhole.delivery.records import RecordArray
 from keyhole.errors import InputError, MalformedError
 from keyhole.wire.manifest import Manifest, TableInfo
@@ -35,11 +36,12 @@ SHOWN = "kh2s."
 
 @dataclass(frozen=True)
 class Fetched:
-    """Records and their leaves."""
+    """Records, and their leaves where the table has no tree that begins with them."""
 
     # (m, record_bytes), C-contiguous; this request's own, nobody else writes to it
     records: RecordArray
-    leaves: HashArray  # (m, 32), made when the records were
+    # (m, 32), made when the records were
+    leaves: HashArray = field(default_factory=lambda: np.empty((0, HASH_BYTES), np.uint8))
 
 
 class SliceTable(Protocol):

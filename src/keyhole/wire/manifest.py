@@ -398,11 +398,6 @@ def not_a_round(got: str) -> InputError:
     )
 
 
-def max_proof_nodes(info: TableInfo, count: int) -> int:
-    """Returns the max number of nodes before the records of this many keys."""
-    return TreeShape(info.num_keys).max_proof(count) if info.root else 1
-
-
 def count_nodes(info: TableInfo, keys: KeyArray) -> int:
     """Returns the number of nodes before the records of keys."""
     if not info.root:

@@ -137,6 +137,7 @@ def test_a_path_that_shows_in_the_control_bits_would_be_found(monkeypatch):
 
     correct_level = dpf.correct_level
     monkeypatch.setattr(dpf, "correct_level", bare)
+    monkeypatch.setattr(dpf, "follow", dpf.follow.plain)  # which calls it
     kinds = clients_of("the first key or the last", 60)
     for party in (0, 1):
         assert compare(*(views(clients, party) for clients in kinds)).tells_apart

@@ -1,4 +1,4 @@
-"""Passes: whatever becomes of one, everybody who waits is told."""
+"""Passes: queries that come together share one; whatever becomes of one, all who wait are told."""
 
 import asyncio
 import threading
@@ -7,8 +7,9 @@ import pytest
 
 from keyhole.errors import BusyError, KeyholeError
 from keyhole.service.limits import Gate
-from keyhole.service.passes import Passes
+from keyhole.service.passes import GATHERED_SECONDS, Passes
 from tests.helpers import LONG
+from tests.service.jumping_loop import JumpingLoop
 
 
 class PanicError(BaseException):
@@ -80,3 +81,65 @@ def test_a_gate_that_sends_a_pass_away_leaves_nobody_waiting():
             await passes._running  # so that the loop does not tell of it
 
     asyncio.run(run())
+
+
+class Echo:
+    """Answers; holds the queries of each pass."""
+
+    params = None
+
+    def __init__(self):
+        self.passes = []
+
+    def answer(self, queries):
+        self.passes.append(list(queries))
+        return [b"to " + query for query in queries]
+
+
+def play(together, pauses, monkeypatch):
+    """The queries of each pass where as many come one after the other, after seconds each; and the
+    seconds until the first and until the last were answered."""
+    server = Echo()
+
+    async def at_once(work, *args):  # no thread, whose time the clock does not know
+        return work(*args)
+
+    async def ask(passes, place, begin):
+        await asyncio.sleep(begin)
+        answer = await passes.answer(b"%d" % place)
+        return answer, asyncio.get_running_loop().time()
+
+    async def run():
+        passes = Passes(server, Gate(1, 9), together)
+        begins = [sum(pauses[: place + 1]) for place in range(len(pauses))]
+        asked = [ask(passes, place, begin) for place, begin in enumerate(begins)]
+        return await asyncio.gather(*asked)
+
+    monkeypatch.setattr(asyncio, "to_thread", at_once)
+    with asyncio.Runner(loop_factory=JumpingLoop) as runner:
+        answers = runner.run(run())
+    assert [answer for answer, _ in answers] == [b"to %d" % n for n in range(len(pauses))]
+    return [len(one) for one in server.passes], answers[0][1], answers[-1][1]
+
+
+def test_sixteen_queries_of_a_few_milliseconds_are_answered_in_one_pass(monkeypatch):
+    assert play(64, [0.0003] * 16, monkeypatch)[0] == [16]
+
+
+def test_a_lone_query_waits_as_long_as_is_said_and_no_longer(monkeypatch):
+    passes, answered, _ = play(64, [0.0], monkeypatch)
+    assert passes == [1]
+    assert answered == pytest.approx(GATHERED_SECONDS)
+    assert GATHERED_SECONDS <= 0.005
+
+
+def test_a_query_that_comes_later_has_a_pass_of_its_own_and_waits_as_long(monkeypatch):
+    passes, first, last = play(64, [0.0, 1.0], monkeypatch)
+    assert passes == [1, 1]
+    assert (first, last - 1.0) == pytest.approx((GATHERED_SECONDS, GATHERED_SECONDS))
+
+
+def test_a_full_pass_waits_for_nobody(monkeypatch):
+    passes, first, last = play(4, [0.0] * 6, monkeypatch)
+    assert passes == [4, 2]
+    assert first == last == 0.0

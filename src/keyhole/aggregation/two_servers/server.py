@@ -1,11 +1,11 @@
 """Adds up the shares of many clients at one of the two servers, which tell it nothing.
 
 Every position of every bucket gives a row of pseudo-random elements for each client: that is the
-work, and it is the same for all keys. Positions are taken in tiles. The shares of all clients at
-the positions of a tile are added while it is in the cache, and poured once into the rows of their
-keys, which lie all over the table: what a big table costs is divided among the clients.
+work, and it is the same for all keys. The rows of all clients at a position are added while they
+are at hand, and once to the row of its key, which lies anywhere in the table: what a big table
+costs is divided among the clients.
 
-The two inner loops compute `convert` of `client.py`; tests hold both together. All positions are
+The inner loop computes `convert` of `client.py`; tests hold both together. All positions are
 worked on alike, whatever their control bits. The sum of both shares is the plain sum in the ring,
 bit for bit. Each server adds its own noise where the params ask for it, so that the sum is
 protected from the other one, too.
@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from keyhole.aggregation.privacy.noise import add_ring_noise
@@ -32,55 +31,49 @@ from keyhole.aggregation.two_servers.client import (
     tree_aes,
 )
 from keyhole.aggregation.two_servers.params import SparseParams, SumParams
+from keyhole.compiled import has_aes, load_compiler, loop
 from keyhole.crypto.codec import Body
-from keyhole.crypto.dpf import descend, root_seeds
-from keyhole.crypto.prg import SEED_BYTES, FixedKeyAes, SeedArray, mix_blocks
+from keyhole.crypto.dpf import grow_trees, root_seeds
+from keyhole.crypto.prg import SEED_BYTES, FixedKeyAes, SeedArray
 from keyhole.crypto.ring import RingArray, add_mask
 from keyhole.errors import ReplayError
 
 T = TypeVar("T")
 
 
-@njit(cache=True, nogil=True)
-def add_rows(
-    local: RingArray,
-    mixed: RingArray,
-    hidden: RingArray,
+@loop("keyhole.crypto.aes_loops", can=has_aes)
+def add_streams(
+    total: RingArray,
+    keys: NDArray[np.uint8],
+    seeds: NDArray[np.uint64],
     control: NDArray[np.bool_],
     corrections: RingArray,
-    bucket_size: int,
-    client: int,
-    start: int,
-    count: int,
+    members: NDArray[np.int32],
 ) -> None:
-    """Adds one client's shares at `count` positions from `start` on, without their sign, to `local`
-    (count or more, row). `mixed` went into AES and `hidden` came out of it: (count or more, row or
-    more). `control` is (clients, positions), `corrections` (clients, buckets, row)."""
-    zero = local.dtype.type(0)
-    for i in range(count):
-        at = start + i
-        mask = zero - local.dtype.type(control[client, at])  # all ones, or none
-        correction = corrections[client, at // bucket_size]
-        into, before, after = local[i], mixed[i], hidden[i]
-        for j in range(into.shape[0]):
-            into[j] += (before[j] ^ after[j]) + (correction[j] & mask)
+    """Adds the rows of all clients at positions, without their sign, to those of the keys that lie
+    there in `total`, (num_keys, row); rows of positions without a key, -1, are lost.
+
+    Args:
+        keys: (clients, 16), of AES.
+        seeds: (clients, positions, 2); `control` is (clients, positions).
+        corrections: (clients, buckets, row, filled up to whole blocks).
+        members: (positions,): of the buckets, one after the other.
+    """
+    ciphers = [FixedKeyAes(key.tobytes()) for key in keys]
+    blocks = corrections.shape[2] * corrections.itemsize // SEED_BYTES
+    size, count = len(members) // corrections.shape[1], max(1, _TILE // (blocks * SEED_BYTES))
+    for start in range(0, len(members), count):
+        places = np.arange(start, min(start + count, len(members)))
+        rows = np.zeros((len(places), corrections.shape[2]), total.dtype)
+        for at, cipher in enumerate(ciphers):
+            rows += cipher.expand(seeds[at, places].view(np.uint8), blocks).view(total.dtype)
+            mask = -control[at, places].astype(total.dtype)  # all ones, or none
+            rows += corrections[at, places // size] & mask[:, None]
+        there = members[places] >= 0
+        np.add.at(total, members[places][there], rows[there, : total.shape[1]])
 
 
-@njit(cache=True, nogil=True)
-def pour(
-    local: RingArray, keys: NDArray[np.int32], start: int, count: int, total: RingArray
-) -> None:
-    """Adds local rows (count or more, row), the first of position `start`, to those of their keys
-    in `total` (num_keys, row), and clears them; positions without a key, -1, are lost."""
-    for i in range(count):
-        key = keys[start + i]
-        if key >= 0:
-            for j in range(local.shape[1]):
-                total[key, j] += local[i, j]
-        local[i, :] = 0
-
-
-_TILE = 96 << 10  # bytes of rows that are made together: three such tiles stay in a core's cache
+_TILE = 96 << 10  # bytes of rows that are made together: what stays in a core's cache
 _NODES = 16 << 20  # bytes of seeds of all clients that are held at once, if a bucket has no more
 _MAX_NODES = 256 << 20  # of them in any case, unless one client's bucket alone has more
 
@@ -120,46 +113,22 @@ def _add_buckets(
     buckets: slice,
 ) -> None:
     """As `add_clients`, for some buckets."""
-    size = terms.bucket_size
-    seeds = np.empty((len(clients), len(roots[0]) * size, 2), np.uint64)
+    size, count = terms.bucket_size, len(roots[0])
+    seeds = np.empty((len(clients), count * size, 2), np.uint64)
     control = np.empty(seeds.shape[:2], np.bool_)
+    blocks = row_blocks(terms.row, terms.dtype)
+    filled = blocks * SEED_BYTES // terms.dtype.itemsize
+    rows = np.zeros((len(clients), count, filled), terms.dtype)
     for at, (client, root) in enumerate(zip(clients, roots, strict=True)):
-        words = client.corrections.seeds[buckets], client.corrections.bits[buckets]
-        nodes, bits = descend(tree_aes(client.corrections.nonce), root, party, *words, needed=size)
-        seeds[at] = np.ascontiguousarray(nodes).view("<u8").reshape(-1, 2)
-        control[at] = bits.reshape(-1)
-    rows = np.stack([client.corrections.rows[buckets] for client in clients])
-    ciphers = [rows_aes(client.corrections.nonce) for client in clients]
-    keys = terms.placement.members()[buckets].reshape(-1)
-    _add_positions(total, ciphers, seeds, control, rows.astype(total.dtype, copy=False), keys)
-
-
-def _add_positions(
-    total: RingArray,
-    ciphers: Sequence[FixedKeyAes],
-    seeds: NDArray[np.uint64],
-    control: NDArray[np.bool_],
-    corrections: RingArray,
-    keys: NDArray[np.int32],
-) -> None:
-    """Makes and adds the rows of positions, a tile of them for all clients, then the next."""
-    row_bytes = row_blocks(total.shape[1], total.dtype) * SEED_BYTES
-    count = max(1, _TILE // row_bytes)
-    local = np.zeros((count, total.shape[1]), total.dtype)
-    before = np.empty((count, row_bytes // 8), np.uint64)
-    after = np.empty(before.size + 2, np.uint64)  # the cipher asks for a block more than it writes
-    mixed = before.view(total.dtype)
-    hidden = after[:-2].view(total.dtype).reshape(mixed.shape)
-    source, target = before.data.cast("B"), after.data.cast("B")
-    size = len(keys) // corrections.shape[1]
-    for start in range(0, len(keys), count):
-        rows = min(count, len(keys) - start)
-        blocks = source[: rows * row_bytes]
-        for at, cipher in enumerate(ciphers):
-            mix_blocks(seeds[at, start : start + rows], before)
-            cipher.encipher(blocks, target)
-            add_rows(local, mixed, hidden, control, corrections, size, at, start, rows)
-        pour(local, keys, start, rows, total)
+        own = client.corrections
+        nodes, bits = grow_trees(
+            tree_aes(own.nonce), root, party, own.seeds[buckets], own.bits[buckets], size
+        )
+        seeds[at], control[at] = nodes.reshape(-1, 2), bits.reshape(-1)
+        rows[at, :, : terms.row] = own.rows[buckets]
+    keys = np.stack([rows_aes(client.corrections.nonce).key for client in clients])
+    members = terms.placement.members()[buckets].reshape(-1)
+    add_streams(total, keys, seeds, control, rows, members)
 
 
 _MAX_WAITING = 64  # clients that are added together: then what a big table costs hardly counts
@@ -170,6 +139,7 @@ class SparsePart:
     """Of point functions. What clients sent waits until there are enough to be added together."""
 
     def __init__(self, terms: SparseParams, party: int) -> None:
+        load_compiler()
         self._terms, self._party = terms, party
         self._waiting: list[ClientShare] = []
         self._total: RingArray | None = np.zeros((terms.num_keys, terms.row), terms.dtype)
