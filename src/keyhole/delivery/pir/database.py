@@ -223,7 +223,7 @@ def _check_records(records: NDArray[np.uint8]) -> None:
 def _rows(
     num_keys: int, row_bytes: int, fill: Callable[[NDArray[np.uint8]], None]
 ) -> NDArray[np.uint64]:
-    """Rows that `fill` writes, padded to whole words; they take the same cache lines on every run."""
+    """Rows that `fill` writes, padded to whole words; on every run at the same cache lines."""
     rows = empty_on_line((num_keys, _words(row_bytes)), "<u8")
     cells = rows.view(np.uint8)
     fill(cells[:, :row_bytes])
