@@ -69,7 +69,8 @@ def calibrate(num_keys: int = 100_000) -> Speeds:
         **_lattice(_database(records[: num_keys // 5]), keys),
         **_relay(records, keys[:256]),
     }
-    return replace(measured(Speeds), **found)
+    speeds: Speeds = replace(measured(Speeds), **found)
+    return speeds
 
 
 def _plain(records: NDArray[np.uint8], prg: Prg) -> dict[str, float]:
