@@ -1,5 +1,6 @@
 """docs/wire.md: its examples, constants, routes and names are those of the code."""
 
+import json
 import re
 import struct
 from hashlib import blake2b, sha256
@@ -21,6 +22,7 @@ from keyhole.delivery.pir.database import Database, PirParams
 from keyhole.delivery.pir.messages import seal
 from keyhole.delivery.pir.two_server import Batch
 from keyhole.delivery.popular import popular_of
+from keyhole.experiments.specs import spec_of
 from keyhole.primitives.coding import mix
 from keyhole.rounds.fields import VERSION
 from keyhole.rounds.spec import ClientSpec, DeviceSpec, KeySpec
@@ -211,6 +213,12 @@ def test_what_a_device_is_told_of_training_is_on_the_page():
     assert re.search(rf"^\| `version` \| {VERSION} \|$", PAGE, re.M)
     for name in [each.about.name for each in all_deliveries()]:
         assert f"`{name}`" in PAGE
+    own, shipped = (
+        spec_of("so_tag").changed({"task": task}).for_devices()["task"]
+        for task in ({"name": "films:TASK", "identity": "films 1"}, "so_tag")
+    )
+    assert shipped == "so_tag"
+    assert f"of any other task `{{{', '.join(map(json.dumps, own))}}}`" in PAGE
 
 
 @pytest.mark.parametrize(

@@ -149,6 +149,7 @@ def test_its_update_is_that_of_the_device_in_python(tmp_path):
     [
         ({"delivery": "pir"}, "does not allow: got pir"),
         ({"sum_terms": "AA=="}, "in shares of two aggregators"),
+        ({"popular": {"word": ["10", 0.5]}}, "popular keys apart"),
         ({"spec": {**SPEC, "task": "films"}}, "trains in a way that this device does not know"),
         ({"spec": {**SPEC, "version": 7}}, "got a spec of version 7"),
         (

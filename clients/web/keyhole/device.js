@@ -124,6 +124,13 @@ export class Device {
         fix: "take part with keyhole device",
       });
     }
+    if ("popular" in settings) {
+      throw new KeyholeError("ViolationError", "the round asks for popular keys apart", {
+        got: "a device in a browser, which makes one query for all keys",
+        expected: "a round without popular keys",
+        fix: "take part with keyhole device",
+      });
+    }
     if ("evaluation" in settings) {
       throw miss("this device measures nothing", "a round that measures the model", "one that trains it");
     }
