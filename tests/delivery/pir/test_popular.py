@@ -19,7 +19,7 @@ from tests.delivery.pir.distinguisher import bits_of, compare
 from tests.delivery.pir.golden import assert_golden
 from tests.delivery.pir.mutations import body_of
 from tests.delivery.pir.schemes import MODEL, Table, records_of, seeded
-from tests.delivery.pir.test_leaks import work_of
+from tests.delivery.pir.test_leaks import work_of_server
 
 WAYS = {"one-server": one_server.OneServerPir(), "two-server": two_server.TwoServerPir()}
 way = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
@@ -167,7 +167,7 @@ def test_servers_do_the_same_work_in_the_same_order_for_all_keys(tables, way):
     table.retrieve([0])  # what is worked out once
     asked = [table.query(keys).messages() for keys in KINDS]
     for number, server in enumerate(table.servers):
-        first, *others = [work_of(server, messages[number]) for messages in asked]
+        first, *others = [work_of_server(server, messages[number]) for messages in asked]
         assert len(first) > 40
         assert all(lines == first for lines in others)
 
