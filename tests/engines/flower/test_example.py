@@ -128,7 +128,7 @@ def test_the_commands_of_the_readme_train(tmp_path):
     assert len(losses) == 3, told
     assert losses == sorted(losses, reverse=True)
     records = read_records(project / "run" / "records.jsonl")
-    assert [(r.closed, len(r.staleness)) for r in records] == [("goal", 2)] * 3
+    assert [(r.closed, len(r.staleness)) for r in records] == [("goal", 2)] * 3, told
 
 
 def _log(children, number):
