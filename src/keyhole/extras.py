@@ -14,6 +14,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "train": ("jax", "jaxlib", "llvmlite", "matplotlib", "numba", "prometheus_client", "rich"),
     "serve": ("httptools", "llvmlite", "numba", "prometheus_client", "rich", "uvicorn", "uvloop"),
     "flower": ("flwr",),
+    "onnx": ("onnx", "onnxscript"),
 }
 """Extra -> modules that come with it, and that keyhole imports without asking whether they are
 there."""

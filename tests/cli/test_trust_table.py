@@ -9,7 +9,7 @@ from keyhole.rounds.record import RoundRecord
 @pytest.mark.parametrize(
     ("parties", "others"),
     [
-        (["slice server", "CDN"], ["server"]),
+        (["slice server", "mirrors and CDNs"], ["server"]),
         (["relay", "gateway"], ["aggregator"]),
         (["first server", "second server"], []),
     ],

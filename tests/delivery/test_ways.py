@@ -56,7 +56,7 @@ def test_pregenerated_computes_every_slice():
     # Beside what is sent on demand, proofs. 7 has a sibling on each of the 7 levels below the root,
     # and 5 and 7 meet two levels up: 4 and 6, then one on each of 5 levels.
     assert dict(cost.bytes_down) == {0: 4 * (9 + 2) + 7 * 32, 1: 4 * (3 + 2) + 7 * 32, 2: 4 * 2}
-    assert cost.leaks == {"slice server": KEYS_AND_WHOSE, "CDN": KEYS_AND_WHOSE}
+    assert cost.leaks == {"slice server": KEYS_AND_WHOSE, "mirrors and CDNs": KEYS_AND_WHOSE}
 
 
 def test_clients_that_are_gone_receive_nothing():

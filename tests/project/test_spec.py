@@ -1,5 +1,8 @@
 """keyhole.toml: what it may say, and what is said where it cannot be used."""
 
+import subprocess
+import sys
+
 import pytest
 
 from keyhole.errors import InputError
@@ -37,21 +40,49 @@ def test_a_new_project_says_what_each_party_learns_and_what_a_round_costs(folder
     project = Project.open(folder)
     with project.importable():
         told = forecast_of(project)
-    assert told.learned["slice server"]["keys"] == "keys and whose they are"
+    assert list(told.learned) == ["service", "trainer", "mirrors and CDNs"]
+    assert told.learned["service"]["keys"] == "keys and whose they are"
+    clear = "each update, its keys and whose they are"
+    assert [seen["updates"] for seen in told.learned.values()] == [clear, clear, "nothing"]
     assert (told.rounds, told.cohort) == (20, 3)
     whole = told.costs["no select: the whole model"]
-    assert (whole.bytes_down, whole.bytes_up) == (160, 160)
+    numbers = 2000 * 16 + 16
+    assert (whole.bytes_down, whole.bytes_up) == (4 * numbers, 4 * numbers)
+    assert told.parameter_bytes == 2 * 4 * (20 * 16 + 16)
+    assert told.parameter_bytes < told.select_bytes < told.broadcast_bytes / 20
     assert told.notes == []
+
+
+def test_select_that_costs_more_than_broadcast_is_said_plainly(folder):
+    """Forty films of one number each: a key and its proof are longer than what they are for."""
+    source = (folder / "task.py").read_text()
+    (folder / "task.py").write_text(
+        source.replace("FILMS, WIDTH = 2000, 16", "FILMS, WIDTH = 40, 1")
+    )
+    shown = subprocess.run(
+        [sys.executable, "-c", "from keyhole.cli.main import main; main()", "check"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    (note,) = [line for line in shown.splitlines() if line.startswith("note: select costs ")]
+    times, why = note.removeprefix("note: select costs ").split(" times broadcast here: ")
+    assert float(times) > 1
+    assert "because 168 B of parameters come with" in why  # twice 21 numbers
+    assert shown.rstrip().endswith("see the notes")
 
 
 def test_a_private_project_tells_of_its_parties_its_price_and_what_a_try_out_is_not(folder):
     project = private(folder)
     with project.importable():
         told = forecast_of(project)
-    assert {seen["keys"] for seen in told.learned.values()} == {"who takes part", "nothing"}
+    parties = ["service", "second", "aggregator-0", "aggregator-1", "trainer"]
+    assert list(told.learned) == parties
+    seen = [told.learned[party]["keys"] for party in parties]
+    assert seen == ["who takes part"] * 2 + ["nothing"] * 3
     assert "how many chose each key" in told.learned["trainer"]["updates"]  # means over choosers
     assert any("a try-out, not a protection" in note for note in told.notes)
-    assert any("sends more than the whole model" in note for note in told.notes)
 
 
 def check(folder, old, new):

@@ -104,10 +104,9 @@ def test_a_try_out_trains_with_devices_that_the_trainer_has_no_data_of(folder, i
         }
     rewrite(folder, changes)
     with up(folder) as lines:
-        force = ["--force"] * is_private  # a model this small is sent whole for less
-        done = run(folder, "--deploy", *force)
+        done = run(folder, "--deploy")
         assert done.returncode == 0, (done.stderr, lines)
-        again = run(folder, "--deploy", *force, "--rounds", "4")
+        again = run(folder, "--deploy", "--rounds", "4")
         assert again.returncode == 0, (again.stderr, lines)
         closed = [line for line in again.stderr.splitlines() if " closed (" in line]
         assert len(closed) == 1, "rounds that an earlier trainer has told of"

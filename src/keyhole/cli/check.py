@@ -11,6 +11,7 @@ from rich.table import Table
 
 from keyhole.cli.numbers import write_bytes, write_seconds
 from keyhole.cli.options import option, project_option
+from keyhole.cli.runs import broadcast_line
 
 
 @click.command()
@@ -37,9 +38,13 @@ def check(folder: Path, as_json: bool) -> None:
     screen = Console()
     screen.print(_parties(told["learned"]))
     screen.print(_costs(told))
-    for note in found.notes:
+    line = broadcast_line(found.select_bytes, found.parameter_bytes, found.broadcast_bytes)
+    is_dear = found.select_bytes > found.broadcast_bytes
+    for note in [line] * is_dear + found.notes:
         click.echo(f"note: {note}")
-    verdict = "see the notes" if found.notes else "nothing is wrong"
+    if not is_dear:
+        click.echo(line)
+    verdict = "see the notes" if found.notes or is_dear else "nothing is wrong"
     click.echo(f"{found.task}: {found.rounds} rounds of {found.cohort} clients; {verdict}")
 
 

@@ -18,7 +18,8 @@ from keyhole.cli.spec_options import data_option
     required=True,
     type=FILE,
     metavar="FILE",
-    help="Where it goes: a name that ends in .npz or .safetensors; an older file is replaced.",
+    help="Where it goes: a name that ends in .npz, .safetensors or .onnx; an older file is "
+    "replaced.",
 )
 @option(
     "--best",
@@ -30,7 +31,8 @@ def export(run: Path, to: Path, best: bool, data: str) -> None:
     """Write the model of RUN, a trial's directory of `keyhole train`, to one file.
 
     The parameters have their names and bytes; beside them stand the run's record, the rounds made
-    and a digest, as JSON under the name `keyhole`. --data is what the run was trained with: the
+    and a digest, as JSON under the name `keyhole`. ONNX also has what the model predicts of
+    examples; a model that has no such form is refused. --data is what the run was trained with: the
     model's shape follows from it.
     """
     from keyhole.experiments.opening import read_asked
@@ -39,5 +41,5 @@ def export(run: Path, to: Path, best: bool, data: str) -> None:
     spec, _ = read_asked(run)
     found = open_saved(run, data)
     state = found.best_state() if best else found.state()
-    digest = export_model(state.model(), to, spec, state.steps)
+    digest = export_model(state, to, spec, found.experiment.task)
     click.echo(f"{to}: {to.stat().st_size / 1e6:,.1f} MB, sha256 {digest}")

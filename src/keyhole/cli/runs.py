@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
+from keyhole.cli.numbers import write_bytes
 from keyhole.cli.options import option
 from keyhole.cli.screen import import_shown
 from keyhole.delivery import all_deliveries
@@ -167,6 +168,45 @@ def skipped_line(directory: Path, records: Sequence[RoundRecord]) -> str:
     )
 
 
+def broadcast_line(moved: float, parameters: float, whole: float) -> str:
+    """Says what select costs beside broadcast, per client and round, and why where it costs more.
+
+    Args:
+        moved: bytes that a client receives and sends.
+        parameters: how many of these are parameters.
+        whole: bytes of the whole model, both ways.
+
+    >>> broadcast_line(3_000, 2_600, 256_000)
+    'select costs 0.012 times broadcast here: 3.0 kB per client and round, not 256 kB'
+    >>> print(broadcast_line(848, 192, 320))
+    select costs 2.6 times broadcast here: 848 B per client and round, not 320 B, because 192 B of \
+parameters come with 656 B of keys, proofs and padding; select saves where a client holds less of \
+the model, or a slice is larger
+    """
+    told = (
+        f"select costs {moved / whole:.2g} times broadcast here: {write_bytes(moved)} per client "
+        f"and round, not {write_bytes(whole)}"
+    )
+    if moved <= whole:
+        return told
+    return (
+        f"{told}, because {write_bytes(parameters)} of parameters come with "
+        f"{write_bytes(moved - parameters)} of keys, proofs and padding; select saves where a "
+        "client holds less of the model, or a slice is larger"
+    )
+
+
+_PARTIES = {
+    "server": "who holds the model and adds updates up: the trainer",
+    "slice server": "what gives out slices: keyhole serve",
+    "mirrors and CDNs": "copies between it and devices, where there are some",
+    "first server": "of one operator: slice server, aggregator, or both",
+    "second server": "of another operator, the same",
+    "trainer": "keyhole train",
+}
+"""What parties are, for those who have met only their names."""
+
+
 def trust_table(record: RoundRecord) -> Table:
     """Returns one line for each party."""
     from rich.table import Table
@@ -180,6 +220,8 @@ def trust_table(record: RoundRecord) -> Table:
         {**record.seen_by, **record.seen_in_sum},
         key=lambda party: known.index(party) if party in known else len(known),
     )
+    known_parties = [f"{party}: {_PARTIES[party]}" for party in parties if party in _PARTIES]
+    table.caption, table.caption_justify = "\n".join(known_parties), "left"
     for party in parties:
         learned = (seen.get(party, "nothing") for seen in (record.seen_by, record.seen_in_sum))
         table.add_row(party, *learned)

@@ -32,6 +32,7 @@ from keyhole.cli.options import (
     track_option,
 )
 from keyhole.cli.runs import (
+    broadcast_line,
     privacy_line,
     run_trials,
     skipped_line,
@@ -254,6 +255,7 @@ def _show(home: Path, size: Mapping[str, int], done: Mapping[Path, Result]) -> N
     records = {directory: read_records(directory / "records.jsonl") for directory in done}
     for directory, made in records.items():
         click.echo(skipped_line(directory, made), nl=False)
+        click.echo(_select_line(done[directory], size["server"]), nl=False)
     for last in next(iter(records.values()))[-1:]:  # none where the first trial made no round
         screen.print(trust_table(last))
         if last.are_maxima:
@@ -262,6 +264,17 @@ def _show(home: Path, size: Mapping[str, int], done: Mapping[Path, Result]) -> N
             )
         click.echo(privacy_line(last), nl=bool(last.privacy))
     click.echo(f"runs: {home}")
+
+
+def _select_line(result: Result, numbers: int) -> str:
+    """What select has cost beside broadcast; nothing where clients held all, or nobody knows."""
+    from keyhole.experiments.report.results import broadcast_bytes
+
+    held, down = result.client_size, result.bytes_down
+    if held is None or down is None or held >= numbers:
+        return ""
+    whole = broadcast_bytes(numbers)
+    return broadcast_line(down + result.bytes_up, whole * held / numbers, whole) + "\n"
 
 
 def _described(directory: Path, result: Result) -> dict[str, Any]:

@@ -66,7 +66,7 @@ _ON_DEMAND = DeliveryAbout(
 _PREGENERATED = DeliveryAbout(
     name="pregenerated",
     title="in the clear",
-    leaks=MappingProxyType({"slice server": KEYS_AND_WHOSE, "CDN": KEYS_AND_WHOSE}),
+    leaks=MappingProxyType({"slice server": KEYS_AND_WHOSE, "mirrors and CDNs": KEYS_AND_WHOSE}),
     rests_on="None is made: anyone who gives out slices is trusted with every client's keys.",
 )
 

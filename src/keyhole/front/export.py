@@ -2,7 +2,8 @@
 
 The parameters are there under their names, "layer/kernel", with the bytes that the run has. Beside
 them stand the run's record, the number of rounds, and the SHA-256 of names, shapes and bytes, so
-that a file says which run made it and whether it is whole.
+that a file says which run made it and whether it is whole. A .onnx file also has what the model
+predicts of examples, as a graph.
 """
 
 from __future__ import annotations
@@ -11,45 +12,57 @@ import importlib
 import json
 from collections.abc import Callable, Mapping
 from hashlib import sha256
+from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from keyhole import tree
-from keyhole.arrays import Array, Tree
+from keyhole.arrays import Array
 from keyhole.errors import InputError
-from keyhole.files import replacing
+from keyhole.experiments.task import TaskParts
+from keyhole.extras import check_installed
+from keyhole.files import replacing, write_all
+from keyhole.models.client_update import Batch
 from keyhole.parts import near_miss
 from keyhole.rounds.spec import RunSpec
+from keyhole.server.state import ServerState
 
 ABOUT = "keyhole"
 """The name of what stands beside the parameters: JSON of spec, rounds and sha256."""
 
+Graph: TypeAlias = Callable[[], Any]
+"""Returns the model as an onnx.ModelProto."""
 
-def export_model(model: Tree, path: Path, spec: RunSpec, rounds: int) -> str:
-    """Writes parameters to a .npz or .safetensors file; returns their digest.
+_ONNX_BYTES = 2_000_000_000  # of parameters: a message of protobuf has 2 GiB at most
+_EXAMPLES = 8  # on which a graph is compared with the model
+
+
+def export_model(state: ServerState, path: Path, spec: RunSpec, task: TaskParts) -> str:
+    """Writes a model to a .npz, .safetensors or .onnx file; returns the digest of its parameters.
 
     Args:
-        model: the parameters.
+        state: that has it.
         path: its ending says the format.
-        spec: the run that they are of.
-        rounds: that were made.
+        spec: the run that it is of.
+        task: of the run; .onnx asks it for examples and for what the model predicts.
 
     Raises:
-        InputError: no such format, or what writes it is not installed.
+        InputError: no such format, what writes it is not installed, or the model has no such form.
     """
     if path.suffix not in FORMATS:
         raise InputError(
             f"a model is not written in this format: got {path.name}; expected a name that ends in "
-            f"{' or '.join(FORMATS)}; {near_miss(path.suffix, FORMATS)}; a program that needs "
-            "another format, such as ONNX, makes it from these arrays and its own model"
+            f"{' or '.join(FORMATS)}; {near_miss(path.suffix, FORMATS)}"
         )
+    model = state.model()
     arrays = {name: np.ascontiguousarray(leaf) for name, leaf in tree.flatten(model).items()}
     digest = digest_of(arrays)
-    about = {"spec": spec.describe(), "rounds": rounds, "sha256": digest}
-    with replacing(path) as descriptor, open(descriptor, "wb", closefd=False) as file:
-        FORMATS[path.suffix](file, arrays, json.dumps(about))
+    about = json.dumps({"spec": spec.describe(), "rounds": state.steps, "sha256": digest})
+    content = FORMATS[path.suffix](arrays, about, lambda: _graph_of(state, task))
+    with replacing(path) as descriptor:
+        write_all(descriptor, [content])
     return digest
 
 
@@ -67,12 +80,14 @@ def digest_of(arrays: Mapping[str, Array]) -> str:
     return found.hexdigest()
 
 
-def _write_npz(file: Any, arrays: Mapping[str, Array], about: str) -> None:
+def _npz(arrays: Mapping[str, Array], about: str, _: Graph) -> bytes:
     named: dict[str, Any] = {**arrays, ABOUT: np.array(about)}
+    file = BytesIO()
     np.savez(file, **named)
+    return file.getvalue()
 
 
-def _write_safetensors(file: Any, arrays: Mapping[str, Array], about: str) -> None:
+def _safetensors(arrays: Mapping[str, Array], about: str, _: Graph) -> bytes:
     try:
         save = importlib.import_module("safetensors.numpy").save
     except ImportError as error:
@@ -80,11 +95,54 @@ def _write_safetensors(file: Any, arrays: Mapping[str, Array], about: str) -> No
             "safetensors is not installed: got no safetensors; expected the extra 'export'; pip "
             "install 'keyhole[export]', or write .npz"
         ) from error
-    file.write(save(dict(arrays), metadata={ABOUT: about}))
+    made: bytes = save(dict(arrays), metadata={ABOUT: about})
+    return made
 
 
-FORMATS: Mapping[str, Callable[[Any, Mapping[str, Array], str], None]] = {
-    ".npz": _write_npz,
-    ".safetensors": _write_safetensors,
+def _onnx(arrays: Mapping[str, Array], about: str, graph: Graph) -> bytes:
+    check_installed("onnx", "a model in ONNX")
+    if (size := sum(array.nbytes for array in arrays.values())) > _ONNX_BYTES:
+        raise InputError(
+            f"the model is too large for one ONNX file: got {size / 1e9:.1f} GB; expected at most "
+            f"{_ONNX_BYTES / 1e9:.1f} GB; write .npz or .safetensors"
+        )
+    made = graph()
+    importlib.import_module("onnx").helper.set_model_props(made, {ABOUT: about})
+    written: bytes = made.SerializeToString()
+    return written
+
+
+def _graph_of(state: ServerState, task: TaskParts) -> Any:
+    """The model as ONNX."""
+    make = getattr(task.model, "onnx", None)
+    if make is None:
+        raise InputError(
+            f"this model has no ONNX form: got a {type(task.model).__name__} without a method "
+            "onnx; expected kh.jax.Model, kh.torch.Model, or onnx(params, batch) of your own; "
+            "write .npz or .safetensors"
+        )
+    return make(state.model(), _some_examples(task, state))
+
+
+def _some_examples(task: TaskParts, state: ServerState) -> Batch:
+    """A few examples, with keys of the whole model."""
+    every = {space.name: space.all_keys() for space in task.model.layout.spaces}
+    if task.clients:
+        found = task.localize(task.data(0), every)
+    elif task.predictions:
+        _, found = next(iter(task.predictions.values()))(state)
+    else:
+        raise InputError(
+            "nobody here knows what examples look like: got data that are at devices; expected "
+            "some; train with --held-out FILE, or write .npz or .safetensors"
+        )
+    at = np.arange(_EXAMPLES) % min(map(len, found.values()))
+    return {name: column[at] for name, column in found.items()}
+
+
+FORMATS: Mapping[str, Callable[[Mapping[str, Array], str, Graph], bytes]] = {
+    ".npz": _npz,
+    ".safetensors": _safetensors,
+    ".onnx": _onnx,
 }
-"""Ending of a file's name -> what writes it."""
+"""Ending of a file's name -> what makes its bytes."""

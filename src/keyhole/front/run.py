@@ -155,10 +155,10 @@ class TrainedRun:
         return self._trial(trial).held(best).model()
 
     def export(self, path: Path | str, trial: int = 0, *, best: bool = False) -> str:
-        """Writes the parameters that `model` returns to a .npz or .safetensors file, with the run's
-        record; returns their digest."""
+        """Writes the parameters that `model` returns to a .npz, .safetensors or .onnx file, with
+        the run's record; returns their digest."""
         found = self._trial(trial).held(best)
-        return export_model(found.model(), Path(path), self.spec, found.steps)
+        return export_model(found, Path(path), self.spec, self.experiment.task)
 
     def evaluate(
         self,

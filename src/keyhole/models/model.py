@@ -63,6 +63,12 @@ class Model:
         """The cuts checked against the shapes: select, deselect and sizes follow from it."""
         return Layout.of(self.init(0), *self.cuts)
 
+    def onnx(self, params: Tree, batch: Batch) -> Any:
+        """Returns `predict` as an onnx.ModelProto; its inputs are columns as the batch has them."""
+        from keyhole.models.onnx_graph import onnx_graph  # loads JAX
+
+        return onnx_graph(self.predict, params, batch)
+
 
 def glorot(rng: np.random.Generator, *shape: int, fan_in: int, fan_out: int) -> Array:
     """Draws weights uniformly from +-sqrt(6 / (fan_in + fan_out)), float32.

@@ -156,6 +156,13 @@ class TorchModel:
         net.load(params)
         return net.module.train(False)
 
+    def onnx(self, params: Tree, batch: Batch) -> Any:
+        """Returns the module in evaluation mode as an onnx.ModelProto; its inputs are columns as
+        the batch has them."""
+        from keyhole.models.torch_export import torch_graph
+
+        return torch_graph(self, params, batch)
+
     def sizes_of(self, params: Tree, keys: KeysBySpace | None = None) -> dict[str, int]:
         """Returns how many keys of each key space parameters are of.
 

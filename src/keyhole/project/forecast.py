@@ -9,14 +9,14 @@ from keyhole.aggregation.base import AggregationAbout, about_of
 from keyhole.delivery import delivery_named
 from keyhole.delivery.base import Delivery
 from keyhole.delivery.clear import DEFAULT_SERVED
-from keyhole.delivery.records import PLAIN, records_of
+from keyhole.delivery.records import PLAIN, model_bytes, records_of
 from keyhole.errors import CostlyError
 from keyhole.experiments.experiment import Experiment
 from keyhole.experiments.opening import open_data
 from keyhole.planner.capacity import price_sums
 from keyhole.pricing import Speeds, Workload, measured
 from keyhole.primitives.layout import Layout, max_keys_of
-from keyhole.project.parties import check_parties
+from keyhole.project.parties import SECOND, SERVICE, TRAINER, aggregator_name, check_parties
 from keyhole.project.spec import Project
 from keyhole.service.sum_services import seen_in_shares
 
@@ -37,6 +37,9 @@ class Forecast:
     Args:
         learned: party -> what it learns of a client's keys, and of its update.
         costs: of each part of a round, and of broadcasting the model.
+        select_bytes: what a client receives and sends in a round.
+        parameter_bytes: how much of that are parameters.
+        broadcast_bytes: what it would receive and send of the whole model.
         notes: what an operator should know.
     """
 
@@ -45,6 +48,9 @@ class Forecast:
     cohort: int
     learned: dict[str, dict[str, str]]
     costs: dict[str, Traffic]
+    select_bytes: int
+    parameter_bytes: int
+    broadcast_bytes: int
     notes: list[str]
 
 
@@ -70,22 +76,41 @@ def forecast_of(project: Project) -> Forecast:
         experiment.check_worth()
     except CostlyError as error:
         notes.append(f"`keyhole run` wants --force: {error}")
-    learned: dict[str, dict[str, str]] = {}
-    about, with_counts = about_of(aggregation_named(named)), spec.mean_over == "choosers"
-    seen_in_sum = seen_in_shares if project.deploy.aggregators else AggregationAbout.seen_by
-    in_sum = seen_in_sum(about, with_counts=with_counts and not about.is_in_clear)
-    seen = {"keys": {p: str(leak) for p, leak in delivery.about.leaks.items()}, "updates": in_sum}
-    for kind, told in seen.items():
-        for party, what in told.items():
-            learned.setdefault(party, dict.fromkeys(seen, "nothing"))[kind] = what
+    costs = _costs(delivery, named, layout, limits, cohort)
+    *parts_of_round, whole = costs.values()
     return Forecast(
         task=spec.task.name,
         rounds=spec.rounds,
         cohort=cohort,
-        learned=learned,
-        costs=_costs(delivery, named, layout, limits, cohort),
+        learned=_learned(project, delivery, named),
+        costs=costs,
+        select_bytes=sum(each.bytes_down + each.bytes_up for each in parts_of_round),
+        parameter_bytes=2 * model_bytes(layout, records_of(layout, PLAIN), limits),
+        broadcast_bytes=whole.bytes_down + whole.bytes_up,
         notes=notes,
     )
+
+
+def _learned(project: Project, delivery: Delivery, aggregation: str) -> dict[str, dict[str, str]]:
+    """Who learns what, by the names of [deploy] and of kits. Updates in the clear reach the
+    service, from which the trainer takes them."""
+    deploy, about = project.deploy, about_of(aggregation_named(aggregation))
+    counts = project.spec.mean_over == "choosers" and not about.is_in_clear
+    seen_in_sum = seen_in_shares if deploy.aggregators else AggregationAbout.seen_by
+    slices = (SERVICE, SECOND) if deploy.second else (SERVICE,)
+    servers = dict(zip(delivery.about.leaks, slices, strict=False))  # others have no kit
+    keys = {servers.get(p, p): str(leak) for p, leak in delivery.about.leaks.items()}
+    updates = dict[str, str]()
+    for place, (party, what) in enumerate(seen_in_sum(about, with_counts=counts).items()):
+        if not deploy.aggregators:
+            updates |= dict.fromkeys((SERVICE, TRAINER), what)
+        else:
+            updates[party if party == TRAINER else aggregator_name(place)] = what
+    order = dict.fromkeys([*deploy.urls, TRAINER, *keys])
+    return {
+        party: {"keys": keys.get(party, "nothing"), "updates": updates.get(party, "nothing")}
+        for party in order
+    }
 
 
 def _costs(

@@ -1,4 +1,4 @@
-"""Writes a small project that trains: people rate films, and a model learns each film's mean."""
+"""Writes a small project that trains: people rate films, and each holds the rows of its own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from keyhole.errors import InputError
 from keyhole.files import make_directory, storage_errors
 
 _TEMPLATE = "template"
-_DEVICES, _FILMS, _EACH = 3, 40, 24
+_DEVICES, _FILMS, _EACH = 3, 2000, 40
 _SEED = 0
 
 
@@ -44,7 +44,7 @@ def _examples() -> list[str]:
     """Ratings of the try-out's devices, each by some people of its own."""
     rng, found = random.Random(_SEED), []  # nosec B311 - an example
     for _ in range(_DEVICES):
-        films = [rng.randrange(_FILMS) for _ in range(_EACH)]
+        films = [int(_FILMS * rng.random() ** 4) for _ in range(_EACH)]
         rows = [f"{film},{1 + film % 5 + rng.random() - 0.5:.2f}" for film in films]
         found.append("\n".join(["film,stars", *rows]) + "\n")
     return found

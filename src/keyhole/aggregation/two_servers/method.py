@@ -56,10 +56,10 @@ _ABOUT = AggregationAbout(
     leaks=MappingProxyType(
         {
             "first server": Leak(
-                updates="who takes part; with the second's share, the sum of all updates"
+                updates="who takes part; with the other's share, the sum of all updates"
             ),
             "second server": Leak(
-                updates="who takes part; with the first's share, the sum of all updates"
+                updates="who takes part; with the other's share, the sum of all updates"
             ),
         }
     ),
