@@ -273,7 +273,6 @@ SUITE = (
 
 _BUCKETS = ("frequency", "dealt", "together")
 _BITS = {"on-demand": "32 bits", "parts:HALF": "16 bits", "parts:EIGHT": "8 bits"}
-_NOISE = {"all-rows": "all rows", "thresholded": "thresholded rows", "correlated": "correlated"}
 _KEYS = {"50": "select, m = 50", "none": "broadcast"}
 
 
@@ -355,9 +354,10 @@ QUESTIONS = (
         "2NN: accuracy against epsilon",
         ("epsilon",),
         "noise multiplier",
-        tuple(
-            Part(f"privacy-{kind}", f"{{first}}, noise: {name}", "noise {value}")
-            for kind, name in _NOISE.items()
+        (
+            Part("privacy-all-rows", "{value}, noise on all rows", "z = {first}"),
+            Part("privacy-correlated", "{value}, correlated noise", "z = {first}"),
+            Part("privacy-thresholded", "select, m = 50, thresholded rows", "z = {value}"),
         ),
         _KEYS,
         matrix=True,
