@@ -226,6 +226,7 @@ def shares_of_round(settings: Mapping[str, Any]) -> PopularShares:
         for space, each in pairs
         if isinstance(each, list | tuple)
         and [type(one) for one in each] in ([str, float], [str, int])
+        and 0 < each[1] <= 1  # no NaN, and no integer too long for a float
     }
 
 

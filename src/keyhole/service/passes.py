@@ -23,7 +23,8 @@ GATHERED_SECONDS = 0.005
 from 10^4 keys on."""
 
 _Outcome: TypeAlias = bytes | Exception
-_Turn: TypeAlias = tuple[bytes, asyncio.Future[bytes]]
+_Charge: TypeAlias = Callable[[float], None]
+_Turn: TypeAlias = tuple[bytes, asyncio.Future[bytes], _Charge]
 
 
 def answer_apart(server: SelectServer, queries: Sequence[bytes]) -> tuple[list[_Outcome], int]:
@@ -65,13 +66,17 @@ class Passes:
         self._waiting: deque[_Turn] = deque()
         self._is_full = asyncio.Event()
         self._running: asyncio.Task[None] | None = None
-        self.seconds = 0.0  # of CPU that each query of the last pass took
 
-    async def answer(self, query: bytes) -> bytes:
+    async def answer(self, query: bytes, charge: _Charge = lambda seconds: None) -> bytes:
         """Returns the reply of the next pass, or raises what is wrong with the query. Anyone who
-        leaves disturbs nobody, and if a pass breaks off nobody waits for ever."""
+        leaves disturbs nobody, and if a pass breaks off nobody waits for ever.
+
+        Args:
+            charge: is told the query's share of the CPU seconds of its pass, refused or not, even
+                if nobody waits for the reply any more.
+        """
         turn: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._waiting.append((query, turn))
+        self._waiting.append((query, turn, charge))
         if len(self._waiting) >= self._together:
             self._is_full.set()
         if self._running is None or self._running.done():
@@ -102,14 +107,15 @@ class Passes:
         # Chosen only now: anyone who came while others scanned goes along.
         count = min(self._together, len(self._waiting))
         batch = [self._waiting.popleft() for _ in range(count)]
-        batch = [(query, turn) for query, turn in batch if not turn.done()]
+        batch = [each for each in batch if not each[1].done()]
         if not batch:
             return
         try:
             outcomes, passes, seconds = await asyncio.to_thread(
-                _timed, self._server, [query for query, _ in batch]
+                _timed, self._server, [query for query, *_ in batch]
             )
-            self.seconds = seconds / len(batch)
+            for *_, charge in batch:
+                charge(seconds / len(batch))
             answered = sum(isinstance(outcome, bytes) for outcome in outcomes)
             self._on_pass(passes, answered)
         except BaseException as error:
@@ -129,7 +135,7 @@ def _timed(server: SelectServer, queries: Sequence[bytes]) -> tuple[list[_Outcom
 
 def _settle(batch: Iterable[_Turn], outcomes: Sequence[_Outcome]) -> None:
     """Gives everyone who still waits what came of their query."""
-    for (_, turn), outcome in zip(batch, outcomes, strict=True):
+    for (_, turn, _), outcome in zip(batch, outcomes, strict=True):
         if turn.done():
             continue
         if isinstance(outcome, bytes):

@@ -306,14 +306,14 @@ class QueryRoutes:
                 with self.rounds.hold(request.params[0]) as held:
                     table = await self._table(request, held)
                     _check_allowance(claims, table)
-                    answer = await self._answer(table, body)
-                    charge(table.passes.seconds)
-                    return answer
+                    return await self._answer(table, body, charge)
         except ProtocolError as error:
             guards.metrics.refuse(type(error).__name__)
             return Response.of(ProtocolError.http_status, [BINARY, NO_STORE], REFUSAL)
 
-    async def _answer(self, table: ServedTable, body: bytes) -> Response:
+    async def _answer(
+        self, table: ServedTable, body: bytes, charge: Callable[[float], None]
+    ) -> Response:
         guards = self.guards
         # Most of what cannot be used is refused here, before it meets others in a pass.
         if len(body) < _LONG:
@@ -323,7 +323,7 @@ class QueryRoutes:
         weight = table.lengths.reply
         await guards.memory.enter(weight)
         try:
-            reply = await table.passes.answer(body)
+            reply = await table.passes.answer(body, charge)
         except BaseException:
             guards.memory.leave(weight)
             raise

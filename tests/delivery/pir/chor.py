@@ -15,7 +15,7 @@ finds a seed of 128 bits finds the keys.) Not hidden: who asks, when, and under 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,14 +86,18 @@ def chor_servers(database: Database) -> tuple[PirServer, PirServer]:
     """Returns both servers of a table."""
     params = params_of(database)
 
-    def scan(bodies: Sequence[memoryview]) -> list[bytes]:
+    def read(bodies: Sequence[memoryview]) -> Callable[[], list[bytes]]:
         sets = [_read_sets(body, params) for body in bodies]
-        found = scan_rows(database.rows, np.concatenate(sets)).view(np.uint8)
-        cells = found[:, : params.row_bytes].reshape(len(sets), -1)
-        return [rows.tobytes() for rows in cells]
+
+        def scan() -> list[bytes]:
+            found = scan_rows(database.rows, np.concatenate(sets)).view(np.uint8)
+            cells = found[:, : params.row_bytes].reshape(len(sets), -1)
+            return [rows.tobytes() for rows in cells]
+
+        return scan
 
     first, second = (
-        PirServer(params, place, query_bytes(params), scan, MAX_QUERIES) for place in (0, 1)
+        PirServer(params, place, query_bytes(params), read, MAX_QUERIES) for place in (0, 1)
     )
     return first, second
 

@@ -15,10 +15,11 @@ from keyhole.delivery.pir.database import Database, PirParams
 from keyhole.delivery.popular import PLACES_A_KEY, PopularKeys, popular_of, read_words
 from keyhole.errors import InputError, KeySpaceError, MalformedError, ReplayError, StaleError
 from keyhole.pricing import Speeds, Workload, measured
+from keyhole.service.passes import answer_apart
 from tests.delivery.pir.distinguisher import bits_of, compare
 from tests.delivery.pir.golden import assert_golden
-from tests.delivery.pir.mutations import body_of
-from tests.delivery.pir.schemes import MODEL, Table, records_of, seeded
+from tests.delivery.pir.mutations import body_of, flipped, with_body
+from tests.delivery.pir.schemes import MODEL, Table, records_of, seeded, two_server_zero_bits
 from tests.delivery.pir.test_leaks import work_of_server
 
 WAYS = {"one-server": one_server.OneServerPir(), "two-server": two_server.TwoServerPir()}
@@ -230,6 +231,43 @@ def test_a_query_that_is_none_is_refused_before_a_row_is_read(tables, way, chang
     with pytest.raises(MalformedError):
         table.servers[0].answer([flipped if change == "flip" else change(message)])
     table.servers[0].answer([message])  # the first half was not used up
+
+
+@way
+@pytest.mark.parametrize("half", [0, 1], ids=["popular", "whole"])
+def test_a_query_of_which_half_was_answered_spoils_no_other_of_its_pass(tables, way, half):
+    table = of(tables, way)
+    server = table.servers[0]
+    cut = way.lengths(table.params.tables[0].encode()).query
+    questions = [table.query([1, RARE[4]]) for _ in range(5)]
+    honest = [question.messages() for question in questions]
+    old, fresh = (table.query([1]).messages()[0] for _ in range(2))
+    server.answer([old])
+    bad = [old[:cut] + fresh[cut:], fresh[:cut] + old[cut:]][half]
+    server.check(bad)
+    first = [messages[0] for messages in honest]
+    outcomes, passes = answer_apart(server, [*first[:3], bad, *first[3:]])
+    assert isinstance(outcomes.pop(3), ReplayError)
+    assert passes < len(honest)
+    for question, messages, reply in zip(questions, honest, outcomes, strict=True):
+        rest = [s.answer([m])[0] for s, m in zip(table.servers[1:], messages[1:], strict=True)]
+        assert question.decode([reply, *rest]).is_found.all()
+    assert len(server.answer([fresh])) == 1  # nor was its other half used up
+
+
+def test_a_query_whose_second_half_says_nothing_is_refused_before_a_row_is_read(monkeypatch):
+    """By two servers; for one every body says something."""
+    way = WAYS["two-server"]
+    table = opened(way)
+    server, message = table.servers[0], table.query([1]).messages()[0]
+    cut = way.lengths(table.params.tables[0].encode()).query
+    whole, bits = message[cut:], two_server_zero_bits(table.params.tables[1])
+    bad = message[:cut] + with_body(whole, flipped(body_of(whole), next(bits)))
+    with monkeypatch.context() as patched:
+        patched.setattr(two_server, "_scan", None)  # reading a row would fail
+        with pytest.raises(MalformedError):
+            server.answer([table.query([2]).messages()[0], bad])
+    assert len(server.answer([message])) == 1
 
 
 # A table of popular rows that are not those of their keys

@@ -2,10 +2,12 @@
 
 import asyncio
 import threading
+import time
+from functools import partial
 
 import pytest
 
-from keyhole.errors import BusyError, KeyholeError
+from keyhole.errors import BusyError, KeyholeError, MalformedError
 from keyhole.service.limits import Gate
 from keyhole.service.passes import GATHERED_SECONDS, Passes
 from tests.helpers import LONG
@@ -81,6 +83,39 @@ def test_a_gate_that_sends_a_pass_away_leaves_nobody_waiting():
             await passes._running  # so that the loop does not tell of it
 
     asyncio.run(run())
+
+
+class Refusing:
+    """A server that works for some time and then refuses a pass with a certain query."""
+
+    params = None
+
+    def answer(self, queries):
+        end = time.thread_time() + 0.002
+        while time.thread_time() < end:
+            pass
+        if b"bad" in queries:
+            raise MalformedError("a pass: got a bad query; expected good ones; send others")
+        return list(queries)
+
+
+def test_a_query_is_charged_its_share_of_a_pass_that_refuses_it():
+    charged = {}
+
+    async def run():
+        passes = Passes(Refusing(), Gate(1, 9), together=3)
+        asked = [
+            passes.answer(query, partial(charged.__setitem__, query))
+            for query in (b"bad", b"one", b"two")
+        ]
+        return await asyncio.gather(*asked, return_exceptions=True)
+
+    refused, *replies = asyncio.run(run())
+    assert isinstance(refused, MalformedError)
+    assert replies == [b"one", b"two"]
+    assert charged.keys() == {b"bad", b"one", b"two"}
+    assert len(set(charged.values())) == 1
+    assert sum(charged.values()) >= 3 * 0.002  # all three; one alone; the other two
 
 
 class Echo:

@@ -71,7 +71,18 @@ def test_popular_keys_that_are_not_those_of_the_manifest_are_not_asked_for(
         assert posted(both) == []
 
 
-@pytest.mark.parametrize("told", ["words", {"row": 3}, {"row": ["0-9"]}, {"row": ["0-9", "x"]}])
+SHARES_OF_NONE = (0, -0.5, 1.01, 2, 1e308, 10**400, float("inf"), float("nan"), True)
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        "words",
+        *({"row": each} for each in (3, ["0-9"], ["0-9", "x"])),
+        *({"row": ["0-9", share]} for share in SHARES_OF_NONE),
+    ],
+    ids=lambda told: str(told)[:30],
+)
 def test_settings_that_make_no_sense_name_no_popular_keys(told):
     assert popular_module.shares_of_round({"popular": told}) == {}
 

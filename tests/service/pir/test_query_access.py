@@ -1,6 +1,7 @@
 """Private queries take a token of the round, and are held to the budgets of token and address."""
 
 import asyncio
+from functools import partial
 
 import httpx
 import pytest
@@ -59,16 +60,16 @@ def test_a_token_has_a_budget_of_queries_and_the_answer_says_when_to_come_back()
     assert service.post(queries_of(1)[0], **other).status_code == 200
 
 
+async def ask_from(service, address, query, name):
+    transport = httpx.ASGITransport(service.app, client=(address, 1))
+    async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+        headers = {**BINARY, **token_of(service, device=name)}
+        return await client.post(service.path(), content=query, headers=headers)
+
+
 def test_an_address_has_a_budget_of_cpu_seconds():
     service = guarded(cpu_per_address=1e-3, cpu_burst=1e-3)  # one query is more than that
-
-    async def ask(address, query, name):
-        transport = httpx.ASGITransport(service.app, client=(address, 1))
-        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
-            headers = {**BINARY, **token_of(service, device=name)}
-            return await client.post(service.path(), content=query, headers=headers)
-
-    queries = iter(queries_of(12))
+    queries, ask = iter(queries_of(12)), partial(ask_from, service)
 
     async def story():
         statuses = []
@@ -84,6 +85,18 @@ def test_an_address_has_a_budget_of_cpu_seconds():
     assert "CPU seconds" in refused.json()["error"]["allowed"]
     assert int(refused.headers["retry-after"]) >= 1
     assert others == [200] * 4
+
+
+def test_queries_that_their_pass_refuses_take_from_the_budget_too():
+    service = guarded(cpu_per_address=1e-9, cpu_burst=1.0)
+    first, second = queries_of(2)
+    asked = [("192.0.2.1", first), ("192.0.2.2", first), ("192.0.2.2", second)]
+
+    async def story():
+        answers = [await ask_from(service, *each, f"p{n}") for n, each in enumerate(asked)]
+        return [answer.status_code for answer in answers]
+
+    assert asyncio.run(story()) == [200, 400, 429]
 
 
 def test_turns_of_one_name_come_one_by_one_and_those_of_others_meanwhile():

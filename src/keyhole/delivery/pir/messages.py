@@ -197,7 +197,8 @@ class PirServer:
     Args:
         place: 0 or 1: which of the servers this one is.
         query_bytes: of every query.
-        scan: bodies of queries -> the rows of each reply, in one pass over the table.
+        read: bodies of queries -> the scan that makes the rows of each reply, in one pass over the
+            table. It raises what is wrong with a body; its scan then refuses none.
         max_queries: that it answers and remembers, see `AnsweredQueries`.
     """
 
@@ -206,12 +207,12 @@ class PirServer:
         params: PirParams,
         place: int,
         query_bytes: int,
-        scan: Callable[[Sequence[memoryview]], Iterable[Body]],
+        read: Callable[[Sequence[memoryview]], Callable[[], Iterable[Body]]],
         max_queries: int,
         hint: bytes = b"",
     ) -> None:
         self.params, self.hint = params.encode(), hint
-        self._facts, self._place, self._scan = params, place, scan
+        self._facts, self._place, self._read = params, place, read
         self.query_bytes, self._body_bytes = query_bytes, query_bytes - FRAME_BYTES
         self._answered = AnsweredQueries(max_queries)
 
@@ -221,10 +222,26 @@ class PirServer:
 
     def answer(self, queries: Sequence[bytes]) -> list[bytes]:
         """Implements `SelectServer.answer`."""
+        with self.taken(queries) as replies:
+            return replies()
+
+    @contextmanager
+    def taken(self, queries: Sequence[bytes]) -> Iterator[Callable[[], list[bytes]]]:
+        """Holds queries that can all be answered, and gives what answers them. They are remembered
+        when the context ends, and given back if it fails.
+
+        Raises:
+            MalformedError, StaleError, ReplayError: a query cannot be answered; none is held.
+        """
         bodies = [self._body(query) for query in queries]
         with self._answered.claim(queries):
-            pairs = zip(queries, self._scan(bodies), strict=True)
-            return [seal_reply(query, self._facts, self._place, rows) for query, rows in pairs]
+            scan = self._read(bodies)
+
+            def replies() -> list[bytes]:
+                pairs = zip(queries, scan(), strict=True)
+                return [seal_reply(query, self._facts, self._place, rows) for query, rows in pairs]
+
+            yield replies
 
     def _body(self, query: bytes) -> memoryview:
         return unseal(query, "query", self._facts, self._place, self._body_bytes)

@@ -26,8 +26,9 @@ in 10^5 questions and more."""
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from hashlib import sha256
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -192,11 +193,11 @@ def server_of(
 
     params, made = params_of(database), table or encode(database)
 
-    def scan(bodies: Sequence[memoryview]) -> Iterable[bytes]:
-        return answer(made, bodies)
+    def read(bodies: Sequence[memoryview]) -> Callable[[], Iterable[bytes]]:
+        return partial(answer, made, bodies)  # any body of the right length is a question
 
     length = made.shape.query_bytes
-    return PirServer(params, _SERVER, length, scan, max_queries, hint_of(made, params))
+    return PirServer(params, _SERVER, length, read, max_queries, hint_of(made, params))
 
 
 def _lengths(params: PirParams) -> Lengths:

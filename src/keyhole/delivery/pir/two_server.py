@@ -273,11 +273,16 @@ def servers_of(database: Database, max_queries: int = MAX_QUERIES) -> tuple[PirS
     batch = Batch.of(params)
 
     def server(place: int) -> PirServer:
-        def scan(bodies: Sequence[memoryview]) -> Iterable[bytes]:
-            found = _scan(database.rows, batch, [_read_query(b, batch, place) for b in bodies])
-            return (rows.tobytes() for rows in found.view(np.uint8)[:, :, : params.row_bytes])
+        def read(bodies: Sequence[memoryview]) -> Callable[[], Iterable[bytes]]:
+            asked = [_read_query(body, batch, place) for body in bodies]
 
-        return PirServer(params, place, batch.lengths(params.row_bytes).query, scan, max_queries)
+            def scan() -> Iterable[bytes]:
+                found = _scan(database.rows, batch, asked).view(np.uint8)
+                return (rows.tobytes() for rows in found[:, :, : params.row_bytes])
+
+            return scan
+
+        return PirServer(params, place, batch.lengths(params.row_bytes).query, read, max_queries)
 
     return server(0), server(1)
 
