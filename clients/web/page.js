@@ -195,5 +195,6 @@ at("example").addEventListener("change", ({ target }) => {
 (host.examples ?? []).forEach((_, i) => at("example").add(new Option(`example ${i + 1}`, i)));
 at("has-examples").hidden = !host.examples?.length;
 at("url").value ||= host.service ?? "";
+at("second").value ||= host.second ?? "";
 at("trainer-key").value ||= host.trainer_key ?? "";
 count();

@@ -119,13 +119,15 @@ def make_kits(folder):
 
 def page_of(folder):
     """What the page must know of a project: which word has which number, and what to fill in."""
+    deploy = Project.open(folder).deploy
     rng = np.random.default_rng([SEED, 1])
     made = [posts(rng, POSTS_OF_EXAMPLE, HOBBIES_OF_EXAMPLE) for _ in range(EXAMPLES)]
     lines = [[f"{text} #{' #'.join(tags)}" for tags, text in each] for each in made]
     return {
         **names_in(folder),
         "examples": ["\n".join(each) for each in lines],
-        "service": Project.open(folder).deploy.service,
+        "service": deploy.service,
+        "second": deploy.second,
         "trainer_key": (folder / KITS / DEVICES[0] / PINNED).read_text().strip(),
     }
 

@@ -79,7 +79,7 @@ def small_page(tabs, directory, is_let_in=True, **settings):
     rounds.mkdir()
     with (
         published(rounds, lambda app: Recorder(WithOrigins(app, [let_in])), **settings) as found,
-        page(tabs, directory / "page", NAMES, port) as origin,
+        page(tabs, directory / "page", {**NAMES, "second": found.urls[1]}, port) as origin,
     ):
         yield found, origin
 
@@ -161,7 +161,7 @@ def test_two_tabs_train_a_model_with_keyhole_up(tabs, window, tmp_path, monkeypa
 def test_a_tab_fetches_from_two_services_of_which_neither_learns_its_words(tabs, window, tmp_path):
     with small_page(tabs, tmp_path, delivery="pir") as (found, origin):
         token, pinned = found.service.token(), found.service.trainer.public.encode()
-        given = {"url": found.urls[0], "second": found.urls[1], "token": token, "posts": TYPED}
+        given = {"url": found.urls[0], "token": token, "posts": TYPED}
         start(window, origin, **given, **{"trainer-key": pinned})
         wait_for(window, "rounds", "1")
         assert "Neither service learns from the fetch" in told(window, "learned")
@@ -188,7 +188,7 @@ OWN_TASK = {"spec": {**SPEC, "task": {"name": "films:TASK", "identity": "TASK 12
         ({}, {"posts": ""}, "There are no posts"),
         ({}, {"trainer-key": "ab"}, "expected 64 hexadecimal digits"),
         ({}, {"trainer-key": "ab" * 32}, "is not signed by the trainer"),
-        ({"delivery": "pir"}, {}, "give the second server's address"),
+        ({"delivery": "pir"}, {"second": ""}, "give the second server's address"),
         (OWN_TASK, {}, "got the task films:TASK, code with the identity TASK 12ab"),
         ({"is_let_in": False}, {}, "ask the operator to add --allow-origin http://127.0.0.1:"),
         (
