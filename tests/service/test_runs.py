@@ -1,5 +1,6 @@
 """Several runs share one service, each with a name, a folder and URLs of its own."""
 
+import asyncio
 import json
 import threading
 import time
@@ -19,9 +20,15 @@ from keyhole.errors import NotAdmittedError, NotFoundError, StorageError
 from keyhole.experiments.watch.address import ServiceWatch
 from keyhole.experiments.watch.folder import RunFolder
 from keyhole.rounds.loop import start_run
-from keyhole.service.access import Keyring, new_key
+from keyhole.service.access import Access, Keyring, new_key
+from keyhole.service.app import App
+from keyhole.service.guards import Guards
 from keyhole.service.inbox import SpoolInbox
+from keyhole.service.limits import Limits
+from keyhole.service.metrics import Metrics
 from keyhole.service.publishing import Publisher
+from keyhole.service.reading import RoundsDirectory
+from keyhole.service.runs import RunsApp
 from keyhole.service.served import Served
 from keyhole.service.spool import UpdateSpool
 from keyhole.wire.assignment import claims_in, device_name
@@ -151,6 +158,65 @@ def test_a_run_is_ready_once_it_has_a_round(shared):
     current = httpx.get(f"{shared.running.url}/runs/epsilon/v1/rounds/current", timeout=LONG)
     assert json.loads(current.content)["number"] == 7
     assert httpx.get(f"{shared.running.url}/readyz", timeout=LONG).status_code == 200
+
+
+def apps_of(folder, access=None, limits=None):
+    """The service of a folder in this process; returns what asks it."""
+    guards = Guards(access or Access(), limits or Limits(), Metrics(), time.time)
+
+    def make(run):
+        return App(RoundsDirectory(folder / run), guards=guards.of_run(run))
+
+    app = RunsApp(make(""), folder, make)
+
+    async def ask(path, token):
+        headers = {"authorization": f"Bearer {token}"}
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+            return await client.get(path, headers=headers)
+
+    return lambda path, token="": asyncio.run(ask(path, token))
+
+
+def publish_into(folder):
+    with Publisher(folder) as publisher:
+        return publisher.publish_state(toy.make_state(), number=0, durable=False).id
+
+
+@pytest.mark.parametrize("damaged", ["current.json", "rounds/{id}/manifest.json"])
+def test_a_service_is_ready_beside_a_damaged_run(tmp_path, damaged):
+    alpha, beta = (publish_into(tmp_path / run) for run in ("alpha", "beta"))
+    (tmp_path / "alpha" / damaged.format(id=alpha)).write_text("{")
+    ask = apps_of(tmp_path)
+    answer = ask("/readyz")
+    assert (answer.status_code, answer.json()) == (200, {"round": beta})
+    assert ask("/runs/alpha/readyz").status_code >= 500
+    (tmp_path / "beta" / damaged.format(id=beta)).write_text("{")
+    answer = apps_of(tmp_path)("/readyz")  # none is left
+    assert (answer.status_code, answer.json()["error"]["kind"]) == (503, "BusyError")
+
+
+def test_a_folder_that_cannot_be_listed_is_an_error_of_the_one_shape(tmp_path):
+    folder = tmp_path / "gone"
+    answer = apps_of(folder)("/readyz")
+    assert answer.json()["error"]["kind"] == StorageError.__name__
+
+
+def test_devices_of_two_runs_with_one_name_are_counted_apart(tmp_path):
+    ring, now = Keyring((b"k" * 32,)), time.time()
+    tokens = {
+        run: ring.issue("device", "device-0", now=now, seconds=3600, runs=[run])
+        for run in ("alpha", "beta")
+    }
+    for run in tokens:
+        publish_into(tmp_path / run)
+    access = Access(ring, reads_need_token=True)
+    ask = apps_of(tmp_path, access, Limits(rate=1e-4, burst=2e4))
+    statuses = [
+        ask(f"/runs/{run}/v1/rounds/current", tokens[run]).status_code
+        for run in ("alpha", "alpha", "alpha", "beta")
+    ]
+    assert statuses == [200, 200, 429, 200]
 
 
 def test_who_looks_at_the_folder_sees_all_runs(tmp_path):

@@ -219,7 +219,7 @@ class AggregatorApp:
         guards.check_type(request)
         device, token = claims.device, self._devices.whole(request.headers)
         length = await asyncio.to_thread(self.sums.upload_bytes, round_id, device)
-        async with self._guards.body(request, length) as body:
+        async with guards.update_turn(claims), guards.body(request, length) as body:
             if len(body) != length:
                 raise MalformedError(
                     f"a share of another length: got {len(body)} bytes; expected {length} bytes; "

@@ -339,10 +339,12 @@ class UpdateRoutes:
         of_layout = self._check_open(self.spool, round_id, claims.device)
         with self.rounds.hold(of_layout) as held:
             refuse_clear(held.manifest.settings)  # before any of the body is read
-        async with guards.body(request) as body:
-            with self.rounds.hold(of_layout) as held:
-                layout = self._layout(of_layout, held.manifest)
-                bound = bound_of(held.manifest.settings)
+            layout = self._layout(of_layout, held.manifest)
+            bound = bound_of(held.manifest.settings)
+        limits = guards.limits
+        limit = min(limits.max_body, messages.max_update_bytes(layout, limits.max_keys))
+        async with guards.update_turn(claims), guards.body(request, limit) as body:
+            with self.rounds.hold(of_layout):
                 outcome = await asyncio.to_thread(
                     self._keep, self.spool, layout, bound, round_id, claims.device, body
                 )
@@ -461,9 +463,13 @@ class App:
         """Answers one request."""
         return self._edge(scope, receive, send)
 
-    async def _ready(self, request: Request) -> Response:
+    def current_round(self) -> str:
+        """Returns the round that is given out; raises KeyholeError if none can be."""
         current = self._rounds.current()
         if current is None:
             raise BusyError("no round yet: got none; expected a published round; publish one")
         with self._rounds.hold(current.round):
-            return json_response({"round": current.round})
+            return current.round
+
+    async def _ready(self, request: Request) -> Response:
+        return json_response({"round": self.current_round()})

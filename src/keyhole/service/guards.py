@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from copy import copy
 from dataclasses import replace
 from math import inf
@@ -33,12 +33,12 @@ class Guards:
         self.memory = Gate(limits.max_held, limits.waiting, on_wait)
         # Their own: anyone who sends slowly holds up those who send, but not those who read.
         self.uploads = Gate(limits.max_held, limits.waiting, on_wait)
-        self._by_device = TokenBuckets(limits.rate, limits.burst, limits.max_devices)
+        self._by_token = TokenBuckets(limits.rate, limits.burst, limits.max_devices)
         self._by_address = TokenBuckets(limits.rate_per_address, limits.burst, limits.max_devices)
         self._queries = TokenBuckets(limits.queries_per_token / _HOUR, _HOUR, limits.max_devices)
         cpu = limits.cpu_per_address, limits.cpu_burst
         self._cpu = TokenBuckets(*cpu, limits.max_devices, min_size=0.0)
-        self._turns = Turns()
+        self._query_turns, self._update_turns = Turns("private queries"), Turns("updates")
 
     def of_run(self, run: str) -> Guards:
         """Returns what stands before the routes of a run: its tokens, within the same budgets."""
@@ -55,9 +55,12 @@ class Guards:
         return claims
 
     def count(self, request: Request, claims: TokenClaims | None) -> None:
-        """Counts a request of a device or an address; raises TooManyError if it asks too often."""
+        """Counts a request of a device or an address; raises TooManyError if it asks too often.
+
+        A device is known by its token: devices of two runs may have one name.
+        """
         if claims is not None:
-            seconds = self._by_device.wait(claims.device, time.monotonic())
+            seconds = self._by_token.wait(claims.id, time.monotonic())
         elif self.limits.rate_per_address == inf:
             return
         else:
@@ -93,8 +96,8 @@ class Guards:
             )
         name, room = f"address {address}", (limits.queries_at_once, limits.waiting)
         if claims is not None:
-            name, room = f"token {claims.id} {claims.round}", (1, limits.queries_waiting)
-            if wait := self._queries.wait(name, now):
+            name, room = f"token {claims.id}", (1, limits.queries_waiting)
+            if wait := self._queries.wait(f"{claims.id} {claims.round}", now):
                 told = f"{limits.queries_per_token:g} with one token, and as many again in an hour"
                 raise too_many("private queries", told, wait)
 
@@ -105,8 +108,13 @@ class Guards:
         if claims is None and not address:  # a proxy's are of many, and have no turns
             yield charge
             return
-        async with self._turns.turn(name, *room):
+        async with self._query_turns.turn(name, *room):
             yield charge
+
+    def update_turn(self, claims: TokenClaims) -> AbstractAsyncContextManager[None]:
+        """Returns the turn of an update: a token has few under way in all runs together, so one
+        device does not take the room of the others however many connections it has."""
+        return self._update_turns.turn(claims.id, self.limits.updates_at_once, waiting=0)
 
     @asynccontextmanager
     async def body(self, request: Request, limit: int | None = None) -> AsyncIterator[bytes]:

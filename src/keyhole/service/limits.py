@@ -39,6 +39,7 @@ class Limits:
     cpu_burst: float = 30.0
     queries_waiting: int = 4  # private queries of one token beside the one under way
     queries_at_once: int = 8  # those of one address under way, where queries take no token
+    updates_at_once: int = 2  # of one token; the next ones are told to come back
     max_devices: int = 65_536  # whose rates are remembered
     max_connections: int = 16_384  # at one time; fewer where the system allows fewer descriptors
     max_head: int = 16_384  # bytes of the head of a request
@@ -171,9 +172,10 @@ class Gate:
 class Turns:
     """Lets each name have so much under way; its others wait in order, and too many come back
     later. Names without anything under way are not kept, so that one who asks much makes nobody
-    else wait but himself."""
+    else wait but himself. The error says `what` there is too much of."""
 
-    def __init__(self) -> None:
+    def __init__(self, what: str) -> None:
+        self._what = what
         self._gates: dict[str, Gate] = {}
 
     def __len__(self) -> int:
@@ -184,9 +186,8 @@ class Turns:
         """Waits until it is the turn of a request; raises TooManyError if too many wait."""
         gate = self._gates.setdefault(name, Gate(at_once, waiting))
         if gate.queued >= waiting and gate.inside >= at_once:
-            raise too_many(
-                "private queries at one time", f"{at_once}, and {waiting} that wait", 1.0
-            )
+            allowed = f"{at_once}, and {waiting} that wait"
+            raise too_many(f"{self._what} at one time", allowed, 1.0)
         await gate.enter()
         try:
             yield

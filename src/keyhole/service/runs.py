@@ -9,11 +9,11 @@ budgets of a service, and nothing else: each has rounds, check-ins and updates o
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from keyhole.errors import KeyholeError, NotFoundError
 from keyhole.service.app import App
-from keyhole.service.directory import read_current
 from keyhole.service.routes import Receive, Scope, Send, error_response, send_response
 from keyhole.service.status import has_rounds, is_run_name, run_names
 
@@ -38,17 +38,16 @@ class RunsApp:
         if scope["type"] != "http":
             return self._own(scope, receive, send)
         path = scope.get("raw_path") or scope["path"].encode("utf-8", "replace")
-        if path.startswith(_RUNS):
-            name, slash, rest = path.removeprefix(_RUNS).partition(b"/")
-            try:
+        app = self._own
+        try:
+            if path.startswith(_RUNS):
+                name, slash, rest = path.removeprefix(_RUNS).partition(b"/")
                 app = self._app(name.decode("latin-1"))
-            except KeyholeError as error:
-                return self._refuse(error, scope, send)
-            scope["raw_path"] = slash + rest
-        elif path == _READY and not has_rounds(self._folder):
-            app = next(self._ready_ones(), self._own)
-        else:
-            app = self._own
+                scope["raw_path"] = slash + rest
+            elif path == _READY and not has_rounds(self._folder):
+                app = next(self._ready_ones(), self._own)
+        except KeyholeError as error:
+            return self._refuse(error, scope, send)
         return app(scope, receive, send)
 
     async def _refuse(self, error: KeyholeError, scope: Scope, send: Send) -> None:
@@ -56,10 +55,12 @@ class RunsApp:
         await send_response(error_response(error), scope, send)
 
     def _ready_ones(self) -> Iterator[App]:
-        """What answers for runs that have a round."""
+        """What answers for runs that have a round; those that are damaged are passed over."""
         for name in run_names(self._folder):
-            if read_current(self._folder / name) is not None:
-                yield self._app(name)
+            with suppress(KeyholeError):
+                app = self._app(name)
+                app.current_round()
+                yield app
 
     def _app(self, name: str) -> App:
         """What answers for a run; raises NotFoundError where there is no such run."""

@@ -228,6 +228,15 @@ def encode_update(layout: Layout, update: Tree, keys: Mapping[str, Keys], manife
     return body + _CHECK.pack(crc32(body))
 
 
+def max_update_bytes(layout: Layout, max_keys: int) -> int:
+    """Returns the length of the longest update of this many keys of each key space, with what a
+    device says beside it."""
+    numbers = layout.client_size(**{space.name: max_keys for space in layout.spaces})
+    keys = len(layout.spaces) * (_COUNT.size + _I8.itemsize * max_keys)
+    report = _REPORT_HEAD.size + MAX_REPORT + _CHECK.size
+    return report + _UPDATE_HEAD.size + keys + _F4.itemsize * numbers + _CHECK.size
+
+
 def decode_update(
     body: bytes, layout: Layout, max_keys: int, manifest: bytes
 ) -> tuple[Tree, dict[str, Keys]]:

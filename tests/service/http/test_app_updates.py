@@ -26,7 +26,7 @@ from tests.service.in_process import (
     send_update,
     update_of,
 )
-from tests.service.memory_rounds import WORDS
+from tests.service.memory_rounds import WORDS, layout
 
 
 @pytest.fixture
@@ -176,6 +176,52 @@ def test_an_update_with_a_flipped_bit_is_refused(taking):
 def test_an_update_beyond_the_limit_is_413(tmp_path):
     service = Service(spool=UpdateSpool(tmp_path / "u"), limits=Limits(max_body=50))
     service.assert_refused(send_update(service), 413, "TooLargeError")
+
+
+def test_no_room_is_kept_for_more_than_the_layout_allows(tmp_path):
+    service = Service(spool=UpdateSpool(tmp_path / "u"), limits=Limits(max_keys=6))
+    longest = wire.MAX_REPORT + 12 + len(update_of(keys=(3, 5, 3, 5, 0, 1)))
+    assert longest == wire.max_update_bytes(layout(), 6)
+    answer = send_update(service, b"x" * longest)
+    service.assert_refused(answer, 400, "RequestError")
+    answer = send_update(service, b"x", **{"content-length": f"{longest + 1}"})
+    service.assert_refused(answer, 413, "TooLargeError")
+
+
+def test_a_token_does_not_take_the_room_of_other_devices(tmp_path):
+    """However many connections it has, and in how many rounds: two updates are under way."""
+    limits = Limits(max_body=1000, max_held=3000, waiting=1)
+    service = Service(spool=UpdateSpool(tmp_path / "updates"), limits=limits)
+    path = f"/v1/rounds/{service.round.id}/updates"
+
+    async def story():
+        go, begun = asyncio.Event(), asyncio.Semaphore(0)
+
+        async def drip():
+            begun.release()
+            yield b"x"
+            await go.wait()
+
+        transport = httpx.ASGITransport(service.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+            headers = BINARY | bearer(round_token(service)) | {"content-length": "1000"}
+            post = partial(client.post, path, headers=headers)
+            held = [asyncio.create_task(post(content=drip())) for _ in range(2)]
+            for _ in held:
+                await begun.acquire()
+            refused = [await post(content=b"x" * 1000) for _ in range(16)]
+            other = BINARY | bearer(round_token(service, device="phone-2"))
+            taken = await client.post(path, content=update_of(), headers=other)
+            go.set()
+            await asyncio.gather(*held)
+            again = await post(content=b"x" * 1000)
+            return refused, taken, again
+
+    refused, taken, again = asyncio.run(story())
+    for answer in refused:
+        service.assert_refused(answer, 429, "TooManyError")
+        assert int(answer.headers["retry-after"]) >= 1
+    assert (taken.status_code, again.status_code) == (201, 400)
 
 
 def test_slow_uploads_hold_up_uploads_and_not_reads(tmp_path):

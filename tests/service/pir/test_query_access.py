@@ -100,7 +100,7 @@ def test_queries_that_their_pass_refuses_take_from_the_budget_too():
 
 
 def test_turns_of_one_name_come_one_by_one_and_those_of_others_meanwhile():
-    turns, log = Turns(), []
+    turns, log = Turns("queries"), []
 
     async def take(name, label, done):
         async with turns.turn(name, 1, 8):
