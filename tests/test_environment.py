@@ -9,8 +9,9 @@ import venv
 import pytest
 
 import environment
+from lock import LOCK, Locked, write_lock
 from tests.helpers import ROOT
-from tests.wheels import write_wheel
+from tests.wheels import digest, write_index, write_wheel
 
 PIP = [sys.executable, "-m", "pip", "install", "--no-index", "--no-compile"]
 
@@ -125,6 +126,31 @@ def test_everything_is_installed_by_hash_and_keyhole_from_its_tree(tree):
     assert "pytest==" not in listed
     assert own[-2:] == ["-e", "."]
     assert {"--no-index", "--no-deps", "--no-build-isolation"} <= set(own)
+
+
+def test_a_newer_release_of_what_an_extra_names_changes_nothing(tree, monkeypatch):
+    """pip that resolves would take screws 1.1 for "screws[long]", and stop: it is not pinned."""
+    wheels = tree / "wheels"
+    wheels.mkdir()
+    pinned = [write_wheel(wheels, "hinges", needs=["screws[long]"]), write_wheel(wheels, "screws")]
+    newer = write_wheel(wheels, "screws", version="1.1")
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_INDEX_URL", write_index(tree / "index", [*pinned, newer]))
+    monkeypatch.delenv("PIP_EXTRA_INDEX_URL", raising=False)
+    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
+    levels = ("base", "build", "train")
+    locked = [
+        Locked(each.name.partition("-")[0], "1.0", "", (f"sha256:{digest(each)}",), levels, ("-",))
+        for each in pinned
+    ]
+    (tree / LOCK).write_text(write_lock(locked))
+    (tree / ".venv").mkdir(exist_ok=True)
+    fetched, _ = environment.commands(tree, "train")
+    installed = tree / "installed"
+    pip = [sys.executable, *fetched[1:], "--target", installed]
+    done = subprocess.run(pip, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (installed / "screws-1.0.dist-info").is_dir()
 
 
 def test_targets_name_the_level_they_need():

@@ -4,11 +4,11 @@ import hashlib
 import zipfile
 
 
-def write_wheel(folder, name, needs=(), code=""):
-    """A wheel of version 1.0; returns its path."""
-    info = f"{name}-1.0.dist-info"
-    path = folder / f"{name}-1.0-py3-none-any.whl"
-    facts = ["Metadata-Version: 2.1", f"Name: {name}", "Version: 1.0"]
+def write_wheel(folder, name, needs=(), code="", version="1.0"):
+    """A wheel; returns its path."""
+    info = f"{name}-{version}.dist-info"
+    path = folder / f"{name}-{version}-py3-none-any.whl"
+    facts = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]
     facts += [f"Requires-Dist: {need}" for need in needs]
     with zipfile.ZipFile(path, "w") as wheel:
         wheel.writestr(f"{name}.py", code)
@@ -22,9 +22,10 @@ def write_index(folder, wheels):
     """A package index in files that lists wheels; returns its address."""
     for wheel in wheels:
         page = folder / wheel.name.partition("-")[0] / "index.html"
-        page.parent.mkdir(parents=True)
+        page.parent.mkdir(parents=True, exist_ok=True)
         link = f"{wheel.as_uri()}#sha256={digest(wheel)}"
-        page.write_text(f'<!DOCTYPE html><html><a href="{link}">{wheel.name}</a></html>')
+        with page.open("a") as listed:
+            listed.write(f'<!DOCTYPE html><a href="{link}">{wheel.name}</a>')
     return folder.as_uri()
 
 

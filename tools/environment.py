@@ -95,7 +95,7 @@ def commands(tree: Path, level: str) -> list[list[str]]:
     options = ["--no-compile", "--disable-pip-version-check", "--progress-bar", "off"]
     pip = [str(venv / "bin" / "python"), "-m", "pip", "install", *options]
     return [
-        [*pip, "--require-hashes", "-r", str(wanted)],
+        [*pip, "--no-deps", "--require-hashes", "-r", str(wanted)],
         [*pip, "--no-index", "--no-deps", "--no-build-isolation", "-e", "."],
     ]
 

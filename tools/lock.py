@@ -2,10 +2,10 @@
 
 `lock.py write` resolves what pyproject.toml asks for, all extras at once so that any of them
 install together, and keeps the versions that the lock has unless `--upgrade` is given. `lock.py
-pick base ray` prints what these need, for `pip install --require-hashes -r`. Each package has the
-hashes of all its files, whatever the platform; below them stands which extras it is for, and what
-asks for it. No package index is named: pip takes the files from where the machine's settings say,
-and refuses those with other bytes.
+pick base ray` prints what these need, for `pip install --no-deps --require-hashes -r`. Each package
+has the hashes of all its files, whatever the platform; below them stands which extras it is for,
+and what asks for it. No package index is named: pip takes the files from where the machine's
+settings say, and refuses those with other bytes.
 
 Picking uses the standard library alone: it runs before anything is installed.
 """

@@ -74,7 +74,7 @@ def thin(request, wheel, tmp_path_factory):
     listed.write_text("".join(each.requirement() for each in lock.pick(ROOT, ["base"])))
     pip = [sys.executable, "-m", "pip", "--python", made / "env" / "bin" / "python", "install"]
     options = ["--quiet", "--no-compile", "--disable-pip-version-check"]
-    subprocess.run([*pip, *options, "--require-hashes", "-r", listed], check=True)
+    subprocess.run([*pip, *options, "--no-deps", "--require-hashes", "-r", listed], check=True)
     subprocess.run([*pip, *options, "--no-index", "--no-deps", wheel], check=True)
     return made / "env"
 
