@@ -5,8 +5,15 @@ import shutil
 import pytest
 
 import browser as driver
+from keyhole.experiments.watch.address import ServiceWatch
+from keyhole.experiments.watch.app import WatchApp
 from keyhole.rounds.record import encode_records
+from keyhole.service.routes import MetricsApp
+from keyhole.service.status import RunsFiles
+from keyhole.service.telling import gauges_of
+from keyhole.service.transport import serving
 from tests.experiments.watch.watched import make_folder, record_of, watching
+from tests.service.small_service import small_service
 
 pytestmark = [
     pytest.mark.slow,
@@ -105,6 +112,29 @@ def test_rounds_show_as_they_are_made(page):
     window.wait("return !document.querySelector('#cohorts-emnist-top4')")
     assert "No run" not in text(window)
     window.errors()  # that the run is gone
+
+
+def test_a_service_shows_the_rounds_that_were_seen_there(shown, tmp_path):
+    shown.errors()
+    with small_service(tmp_path) as service:
+        service.publish(cohort=["device-1", "device-2"])
+        service.app.metrics.show(lambda: gauges_of(RunsFiles(tmp_path), lambda: 1e10))
+        metrics = MetricsApp(service.app.metrics, service.app.limits)
+        with serving(metrics, prepare=lambda: None) as address:
+            watched = ServiceWatch(f"{address}/metrics")
+            with serving(WatchApp(watched, None), prepare=lambda: None) as url:
+                shown.open(url)
+                shown.wait("return document.querySelector('#rounds progress')")
+                assert "round 0: 0 of 2 updates, 2 devices to come" in text(shown)
+                service.publisher.close_round()
+                service.publish()
+                shown.wait("return document.querySelector('#seen')")
+                rows = shown.run(
+                    "return [...document.querySelectorAll('#seen tbody tr')].map("
+                    "(row) => row.firstChild.textContent)"
+                )
+                assert rows == ["1", "0"]
+                assert shown.errors() == []
 
 
 @pytest.mark.parametrize("dark", [False, True])

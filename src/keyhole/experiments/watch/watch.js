@@ -224,7 +224,7 @@ function roundCard(round) {
 
 function seenCard(seen) {
   if (!seen || seen.length < 2) return null;
-  const rows = seen.slice(-20).reverse().map((r) => [`${r.run ? `${r.run} ` : }${plain.format(r.number)}`, `${r.updates ?? "-"} of ${r.goal ?? "-"}`, r.cohort ?? "-", r.checked_in ?? "-", r.refused, ago(r.seconds_open ?? 0)]);
+  const rows = seen.slice(-20).reverse().map((r) => [`${r.run ? `${r.run} ` : ""}${plain.format(r.number)}`, `${r.updates ?? "-"} of ${r.goal ?? "-"}`, r.cohort ?? "-", r.checked_in ?? "-", r.refused, ago(r.seconds_open ?? 0)]);
   return section("seen", "Rounds seen from here", table("Rounds seen since the page was started", ["round", "updates", "cohort", "checked in", "refused", "open for"], rows, [0, 1, 2, 3, 4, 5]));
 }
 
@@ -315,7 +315,7 @@ function detail(runs) {
   const pick = (value, words) => make("label", {}, make("input", { type: "radio", name: "against", id: `against-${value}`, checked: state.against === value,
     onchange: () => { state.against = value; state.at = {}; draw(); } }), words);
   const against = metrics.length ? make("fieldset", { id: "against" }, make("legend", {}, "Curves against"), pick("rounds", "rounds"), pick("bytes", "what a client has moved")) : null;
-  const none = metrics.length ? null : section("curves", "Curves", make("p", { class: "soft" }, "No metric was measured yet: runs are evaluated every few rounds (evaluate_every), and at their end."));
+  const none = metrics.length ? null : section("curves", "Curves", make("p", { class: "soft" }, "No metric was measured between rounds: runs are evaluated every few of them (evaluate_every), and at their end, which the list of runs shows."));
   const charts = [...metrics.map((name) => metricChart(name, runs)), ...runs.map(cohortChart)].filter(Boolean);
   const words = [endsPart(runs), privacyPart(runs), learnedPart(runs), incidentsPart(runs), differPart(runs), none].filter(Boolean);
   const sent = bytesPart(runs);
