@@ -10,6 +10,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from copy import copy
 from functools import cached_property
 from math import prod
 from pathlib import Path
@@ -114,8 +115,8 @@ class _CheckedIn(msgspec.Struct, frozen=True):
 class Device:
     """A device of a slice service. Threads may share it.
 
-    Other ways to fetch than these methods use its `client`, show what `token_for` gives, and
-    allocate no more than `max_answer` at once.
+    Other ways to fetch use its `client`, show what `token_for` gives, and allocate no more than
+    `max_answer` at once.
 
     Args:
         url: of the service, such as `https://slices.example.org`.
@@ -128,8 +129,7 @@ class Device:
         max_keys: in one query; more are asked for in several.
         max_answer: bytes of the slices of one query, likewise. A slice or a segment that is longer
             is refused, whatever a manifest says: this is what a service can make a device allocate.
-        trainer_key: whose signature every manifest must have; None takes any, and no part in
-            secure sums.
+        trainer_key: that signs all manifests; None takes any, and no part in secure sums.
         trust_service: whether it takes part in them without that key, on the service's word.
         says: what it says of itself when it checks in; nothing, unless told.
         stop: once set, waiting ends at once and nothing is tried again.
@@ -189,6 +189,13 @@ class Device:
     def close(self) -> None:
         """Closes connections; a later request opens a new one."""
         self.client.close()
+
+    def nameless(self) -> Device:
+        """Returns a device of the same service with no token, cache or connection of this one's, by
+        which the service could tell that both are one; to be closed."""
+        made = copy(self)
+        made._token, made._cache, made.client = None, None, self.client.apart()
+        return made
 
     @cached_property
     def frozen(self) -> SliceCache:
@@ -280,8 +287,7 @@ class Device:
         """Returns the sub-model of `keys` (option 2 or 3), by one query for the slices of all
         tables.
 
-        Equal in bytes to what `ServerState.select` gives in process, or to what its coded slices
-        stand for.
+        Equal in bytes to what `ServerState.select` gives in process, or its coded slices stand for.
 
         Args:
             round: as `check_in` assigned it, or its identifier where the service asks for no token.
@@ -332,8 +338,8 @@ class Device:
         info = self.known(round).manifest.tables[place]
         if not info.segments:
             raise NotFoundError(
-                f"table {info.name!r} cannot be downloaded: got a table that is computed on "
-                "demand; expected a table of segments; ask for slices of it, with fetch_slices"
+                f"table {info.name!r} cannot be downloaded: got one that is computed on demand; "
+                "expected a table of segments; ask for slices of it, with fetch_slices"
             )
         pieces = [self._segment(round, place, at, traffic) for at in range(len(info.segments))]
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor, wait
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
@@ -261,30 +262,33 @@ class QueryFetch:
             RequestError: a server refuses.
         """
         known = device.known(round)
-        each = (
-            self._guests(device, round)
-            if self.anonymous
-            else [
-                ServerLink(device, round),
-                *(ServerLink(one, _joined(one, known.id)) for one in self.others),
-            ]
-        )
         chosen, traffic = known.keys_by_space(keys), FetchTraffic()
         wanted = [part.keys_of(chosen).array for part in known.layout.parts]
-        with ThreadPoolExecutor(len(each)) as pool:
+        with ExitStack() as stack, ThreadPoolExecutor(1 + len(self.others)) as pool:
+            each = (
+                self._guests(device, round, stack)
+                if self.anonymous
+                else [
+                    ServerLink(device, round),
+                    *(ServerLink(one, _joined(one, known.id)) for one in self.others),
+                ]
+            )
             found = self._fetch(ServerLinks(each, pool, traffic), known, wanted)
         return submodel_of(known, [found[place] for place in range(len(wanted))], chosen, traffic)
 
-    def _guests(self, device: Device, round: Assignment | str) -> list[ServerLink]:
-        """All servers, each of which knows this device by a token without a name."""
+    def _guests(
+        self, device: Device, round: Assignment | str, stack: ExitStack
+    ) -> list[ServerLink]:
+        """All servers, each of which knows this device by a token without a name, and speaks to it
+        over connections of this round alone, on which no name was told."""
         if not isinstance(round, Assignment):
             raise InputError(
                 "a device without a name takes part in a round: got its identifier alone; expected "
                 "what check_in returns; check in first"
             )
-        lines = (device, *self.others)
+        lines = [stack.enter_context(each.nameless()) for each in (device, *self.others)]
         places = [queries_at(server) for server in range(len(lines))]
-        tokens = signed_tokens(device, round, places, self.others)
+        tokens = signed_tokens(device, round, places, lines[1:])
         pairs = zip(lines, tokens, strict=True)
         return [ServerLink(line, redeem(line, round, token)) for line, token in pairs]
 

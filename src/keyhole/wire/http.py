@@ -16,6 +16,7 @@ import ssl
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass, field
 from http.client import (
     HTTPConnection,
@@ -174,6 +175,13 @@ class HttpClient:
             idle, self._idle = self._idle, []
         for connection in idle:
             connection.close()
+
+    def apart(self) -> HttpClient:
+        """Returns a client of the same service that shares no connection with this one: the service
+        cannot tell by those that both are one."""
+        made = copy(self)
+        made._idle, made._lock = [], threading.Lock()
+        return made
 
     def attempts(self, what: str) -> Attempts:
         """Returns the attempts of one request, `what` in words."""
