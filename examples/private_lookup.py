@@ -55,7 +55,7 @@ def main():
         }
         for roles in (["one"], ["0", "1"]):
             print(queried_from(len(roles)).about.rests_on)
-            with Lookup(*(Device(urls[role]) for role in roles)) as look:
+            with Lookup(*[Device(urls[role]) for role in roles]) as look:
                 show(look, len(roles))
 
 

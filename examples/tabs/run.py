@@ -91,7 +91,7 @@ def posts(rng, count, hobbies):
     return [post(rng, own[i % hobbies]) for i in range(count)]
 
 
-def write_project(folder):
+def write_project(folder: Path):
     """Writes keyhole.toml and the trainer's posts."""
     rng = np.random.default_rng(SEED)
     folder.mkdir(parents=True)
@@ -99,7 +99,7 @@ def write_project(folder):
         for user in range(USERS):
             for tags, text in posts(rng, POSTS_OF_USER, HOBBIES_OF_USER):
                 told = {"user": user, "tags": tags, "title": "", "text": text}
-                file.write(f"{json.dumps(told)}\n")
+                print(json.dumps(told), file=file)
     sizes = {name: len(found) for name, found in names_in(folder).items()}
     told = {"data": DATA, "devices": len(DEVICES), "service": SERVICE_PORT, "page": PAGE_PORT}
     (folder / FILE).write_text(PROJECT.format(**told, **sizes))
@@ -141,7 +141,7 @@ def write_page(where, told):
 class Files(SimpleHTTPRequestHandler):
     """Serves files, and prints no line for each."""
 
-    def log_message(self, *_):
+    def log_message(self, format, *args):
         pass
 
 

@@ -39,8 +39,9 @@ class WholeTable:
         return WholeClient(self.read_params(params).row_bytes, self.mask, [])
 
     def read_params(self, params):
-        facts = json.loads(params)
-        return base.PublicTable(*map(bytes.fromhex, facts[:3]), *facts[3:])
+        one, two, three, *sizes = json.loads(params)
+        digests = bytes.fromhex(one), bytes.fromhex(two), bytes.fromhex(three)
+        return base.PublicTable(*digests, *sizes)
 
     def lengths(self, params):
         return base.Lengths(1, int(np.prod(json.loads(params)[3:5])))

@@ -11,6 +11,7 @@ from keyhole.aggregation.base import Aggregation, AggregationAbout, SumResult
 from keyhole.aggregation.exchange import SumRound, prepare
 from keyhole.aggregation.plain import PLAIN
 from keyhole.aggregation.privacy.mechanism import Privacy
+from keyhole.aggregation.two_servers.method import TwoServers
 from keyhole.errors import BudgetError, InputError
 from keyhole.rounds.account import Account
 from keyhole.rounds.loop import start_run
@@ -140,7 +141,8 @@ class OtherFacts(Forwarded):
 
     @property
     def about(self) -> AggregationAbout:
-        is_ready = self.inner.about.ring.clip == PRIVACY.clip
+        ring = self.inner.about.ring
+        is_ready = ring is not None and ring.clip == PRIVACY.clip
         return replace(self.inner.about, min_clients=9 if is_ready else 2)
 
     def with_ring(self, ring, noise=0.0):
@@ -160,7 +162,7 @@ class Delegating:
         raise AssertionError("its own sum")
 
 
-SPARSE = aggregation_named("secure-sparse")
+SPARSE = TwoServers()
 
 
 def said(way, **changes):
@@ -238,7 +240,7 @@ def test_a_sum_that_declared_that_it_may_not_be_opened_goes_on(changes, loss):
 
 @pytest.mark.parametrize(("noise", "norm"), [(0.0, 1.0), (2.0, inf)])
 def test_params_that_forget_noise_or_norm_are_refused(noise, norm):
-    class Forgetful(type(SPARSE)):
+    class Forgetful(TwoServers):
         def params(self, round):
             return SPARSE.with_ring(self.rounding, noise).params(replace(round, norm=norm))
 

@@ -1,7 +1,7 @@
 """Two parts of one name are two runs, and one part that was made twice is one run."""
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -73,7 +73,7 @@ def test_a_run_does_not_go_on_with_other_rounds(tmp_path):
     resume_run(*parts, tmp_path, kind=Slower(1)).close()
 
 
-def tuple_sum(factor):
+def tuple_sum(factor) -> Any:
     class Sum(NamedTuple):
         scale: float
 

@@ -55,7 +55,7 @@ def lookup(
         return Device(at, token=read_token(token) if token else None, ca=ca)
 
     other = connect(second, second_token_file) if second else None
-    with Lookup(connect(url, token_file), other, round_id) as look:
+    with Lookup(connect(url, token_file), other, round=round_id) as look:
         found = look(asked)
     spaces = {f"keys:{name}": array for name, array in found.keys.items()}
     write_arrays(out, {**spaces, **found.arrays})

@@ -74,7 +74,7 @@ class Lookup:
 
     service: Device
     second: Device | None = None
-    round: str | None = None
+    round: str | None = field(default=None, kw_only=True)
     _fetch: QueryFetch = field(init=False, repr=False)
     _stack: ExitStack = field(default_factory=ExitStack, init=False, repr=False)
 
