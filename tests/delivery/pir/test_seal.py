@@ -8,7 +8,7 @@ import pytest
 
 from keyhole.crypto.ntt import transform_of
 from keyhole.delivery.pir.one_server import OneServerClient, params_of, server_of
-from keyhole.delivery.pir.shape import PRIMES, RingShape, plain_modulus
+from keyhole.delivery.pir.shape import DIMENSION, MODULUS, PRIMES, RingShape, plain_modulus
 from keyhole.delivery.pir.slots import mask_of, slots_of
 from tests.crypto.test_ntt import drawn, multiplied
 from tests.delivery.pir.schemes import database_of, records_of, seeded
@@ -94,3 +94,9 @@ def test_an_answer_is_that_of_bfv():
     found = question.decode(server.answer(question.messages()))
     ours = np.ascontiguousarray(found.records[:, :8]).view("<u8")[:, 0]
     np.testing.assert_array_equal(ours, database.rows[keys, 0])
+
+
+def test_the_modulus_is_no_wider_than_seal_allows_for_128_bits():
+    """By the homomorphic encryption standard, for ternary secrets, which are narrower."""
+    assert MODULUS.bit_length() <= seal.CoeffModulus.MaxBitCount(DIMENSION) == 54
+    assert seal.CoeffModulus.MaxBitCount(DIMENSION // 2) < 54

@@ -2,7 +2,8 @@
 
 Block sizes are those at which BKZ finds what it looks for under the geometric series assumption;
 their price is the default of the lattice estimator ("MATZOV"), by its published formula, or
-core-SVP, 2^(0.292 b). `docs/decisions/0031-one-server.md` has the estimator's own figures.
+core-SVP, 2^(0.292 b). `docs/decisions/0031-one-server.md` has the estimator's own figures, and what
+its authors publish of other parameters, which the estimate has to find as well.
 """
 
 from math import e, exp, log, log2, pi, sqrt
@@ -86,6 +87,22 @@ def test_the_stored_bits_of_our_parameters_hold():
     assert 0 <= bits - ESTIMATES["bdd"] < 2
     assert dual(DIMENSION, log_q, SIGMA, SIGMA) == pytest.approx(ESTIMATES["dual_hybrid"], abs=2)
     assert bits >= SECURITY_BITS >= 128
+
+
+def test_the_estimate_finds_what_the_estimators_authors_publish_of_kyber():
+    """Their README: usvp 143.8 with blocks of 406, 118.6 by core-SVP. Centred binomial, 3 coins."""
+    block, bits = primal(512, log2(3329), sqrt(3 / 2), sqrt(3 / 2))
+    assert block == 406
+    assert bits == pytest.approx(143.8, abs=0.05)
+    assert 0.292 * block == pytest.approx(118.6, abs=0.05)
+
+
+def test_the_estimate_finds_what_the_estimators_authors_publish_of_homomorphic_encryption():
+    """Their docs/schemes/hes.rst: bdd 136.7 of half our degree and modulus, secret and error with
+    sd 3; dual hybrid 121.8 of SEAL's parameters for n = 8,192 with a ternary secret."""
+    _, bits = primal(1024, 27, 3.0, 3.0)
+    assert 0 <= bits - 136.7 < 2
+    assert dual(8192, 226, TERNARY, 3.19) == pytest.approx(121.8, abs=1)
 
 
 @pytest.mark.slow
