@@ -231,7 +231,10 @@ class _GatewayRoutes:
         claims = guards.access.identify(request.headers, guards.clock()) if needed else None
         guards.count(request, claims)
         is_batch = media_type(request) == REQUESTS_TYPE
-        async with guards.body(request) as body:
+        async with (
+            guards.batch_turn(request, claims),
+            guards.body(request, gate=guards.messages) as body,
+        ):
             sealed = decode_requests(body, guards.limits.max_keys) if is_batch else [body]
             answers, weight = await self._answers(sealed)
         response = sealed_response(answers, is_batch)

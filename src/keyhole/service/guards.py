@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from copy import copy
 from dataclasses import replace
+from ipaddress import IPv6Address, ip_address
 from math import inf
 
 from keyhole.errors import MediaTypeError
@@ -16,6 +17,7 @@ from keyhole.service.metrics import Metrics
 from keyhole.service.routes import BINARY, Request
 
 _HOUR = 3600.0
+_IPV6_NETWORK = 8  # bytes of an address that name a network, of which somebody has all the rest
 
 
 class Guards:
@@ -33,12 +35,15 @@ class Guards:
         self.memory = Gate(limits.max_held, limits.waiting, on_wait)
         # Their own: anyone who sends slowly holds up those who send, but not those who read.
         self.uploads = Gate(limits.max_held, limits.waiting, on_wait)
+        # Likewise: private messages may be from strangers, and updates are from devices.
+        self.messages = Gate(limits.max_held, limits.waiting, on_wait)
         self._by_token = TokenBuckets(limits.rate, limits.burst, limits.max_devices)
         self._by_address = TokenBuckets(limits.rate_per_address, limits.burst, limits.max_devices)
         self._queries = TokenBuckets(limits.queries_per_token / _HOUR, _HOUR, limits.max_devices)
         cpu = limits.cpu_per_address, limits.cpu_burst
         self._cpu = TokenBuckets(*cpu, limits.max_devices, min_size=0.0)
         self._query_turns, self._update_turns = Turns("private queries"), Turns("updates")
+        self._batch_turns = Turns("sealed requests")
 
     def of_run(self, run: str) -> Guards:
         """Returns what stands before the routes of a run: its tokens, within the same budgets."""
@@ -116,18 +121,33 @@ class Guards:
         device does not take the room of the others however many connections it has."""
         return self._update_turns.turn(claims.id, self.limits.updates_at_once, waiting=0)
 
+    def batch_turn(
+        self, request: Request, claims: TokenClaims | None
+    ) -> AbstractAsyncContextManager[None]:
+        """Returns the turn of sealed requests: a token has as few bodies of them under way as of
+        updates, and so has an address without one, whose others wait. A proxy's are of many, and
+        have no turns."""
+        at_once, address = self.limits.updates_at_once, _counted(request.address)
+        if claims is not None:
+            return self._batch_turns.turn(f"token {claims.id}", at_once, waiting=0)
+        if not address:
+            return nullcontext()
+        return self._batch_turns.turn(f"address {address}", at_once, self.limits.waiting)
+
     @asynccontextmanager
-    async def body(self, request: Request, limit: int | None = None) -> AsyncIterator[bytes]:
+    async def body(
+        self, request: Request, limit: int | None = None, gate: Gate | None = None
+    ) -> AsyncIterator[bytes]:
         """The body of a request, `max_body` bytes or `limit`; it counts as held until the context
-        ends."""
-        limit = self.limits.max_body if limit is None else limit
+        ends, among updates unless `gate` is another."""
+        limit, gate = self.limits.max_body if limit is None else limit, gate or self.uploads
         announced = request.announced(limit)
         weight = limit if announced is None else announced
-        await self.uploads.enter(weight)
+        await gate.enter(weight)
         try:
             yield bytes(await request.body(limit, self.limits))
         finally:
-            self.uploads.leave(weight)
+            gate.leave(weight)
 
     def check_type(self, request: Request) -> None:
         """Raises MediaTypeError unless the body is said to be a message of `docs/wire.md`."""
@@ -139,6 +159,14 @@ class Guards:
 
 
 def _counted(address: str) -> str:
-    """An address whose CPU seconds are counted; nothing for one of this machine: a proxy's."""
-    is_own = address == "unknown" or address.startswith("127.") or address == "::1"
-    return "" if is_own else address
+    """The name under which an address is counted: of IPv6 its first half, since one machine has all
+    of the rest. Nothing for an address of this machine: a proxy's."""
+    try:
+        found = ip_address(address.partition("%")[0])
+    except ValueError:
+        return ""
+    if isinstance(found, IPv6Address):
+        if found.ipv4_mapped is None:
+            return "" if found.is_loopback else found.packed[:_IPV6_NETWORK].hex()
+        found = found.ipv4_mapped
+    return "" if found.is_loopback else str(found)

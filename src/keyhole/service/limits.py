@@ -23,7 +23,7 @@ class Limits:
     max_answer: int = 512 * _MIB  # bytes of the records that one query asks for
     in_flight: int = 64  # queries whose slices are looked up at one time
     waiting: int = 8192  # requests that wait for their turn; the next ones are told to come back
-    # bytes of answers in memory over all connections, and as many of updates
+    # bytes of answers in memory over all connections, as many of updates, and of private messages
     max_held: int = 1024 * _MIB
     rate: float = 100.0  # requests per second of one device, known by its token
     # likewise of one address, where there are no tokens. Devices behind one gateway share an

@@ -28,6 +28,7 @@ from keyhole.delivery.popular import held_bytes
 from keyhole.delivery.records import RecordArray
 from keyhole.errors import (
     BusyError,
+    MalformedError,
     NotFoundError,
     ProtocolError,
     StorageError,
@@ -299,17 +300,28 @@ class QueryRoutes:
         self._check_scheme(request)
         guards.check_type(request)
         try:
-            async with (
-                guards.query_turn(request, claims) as charge,
-                guards.body(request) as body,
-            ):
+            async with guards.query_turn(request, claims) as charge:
                 with self.rounds.hold(request.params[0]) as held:
                     table = await self._table(request, held)
-                    _check_allowance(claims, table)
-                    return await self._answer(table, body, charge)
+                _check_allowance(claims, table)
+                limit = self._limit(request, table)
+                async with guards.body(request, limit, guards.messages) as body:
+                    with self.rounds.hold(request.params[0]):
+                        return await self._answer(table, body, charge)
         except ProtocolError as error:
             guards.metrics.refuse(type(error).__name__)
             return Response.of(ProtocolError.http_status, [BINARY, NO_STORE], REFUSAL)
+
+    def _limit(self, request: Request, table: ServedTable) -> int:
+        """The length of a query, beyond which no room is kept for one that comes slowly, or never;
+        raises MalformedError where a longer one is announced."""
+        announced, longest = request.announced(self.guards.limits.max_body), table.lengths.query
+        if announced is not None and announced > longest:
+            raise MalformedError(
+                f"a query of another length: got {announced} bytes; expected {longest} bytes; make "
+                "it with the params of this table"
+            )
+        return longest
 
     async def _answer(
         self, table: ServedTable, body: bytes, charge: Callable[[float], None]
