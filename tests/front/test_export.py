@@ -1,6 +1,7 @@
 """Exported models: the bytes of the run, what says which run, and graphs that say the same."""
 
 import json
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -58,6 +59,21 @@ def test_an_exported_model_has_the_bytes_of_the_run_and_says_which(run, tmp_path
     assert about["sha256"] in done.output
     assert (about["rounds"], about["spec"]) == (2, opened.spec.describe())
     assert opened.export(tmp_path / f"again-{name}") == about["sha256"]
+
+
+def test_a_run_of_one_trial_is_exported_by_its_own_name_and_one_of_two_trials_is_asked_for(
+    run, tmp_path
+):
+    kept, to = tmp_path / "kept", tmp_path / "model.npz"
+    shutil.copytree(run, kept / "trial-0")
+    done = CliRunner().invoke(keyhole, ["export", str(kept), "--to", str(to)])
+    assert done.exit_code == 0, done.output
+    assert read(to)[1]["sha256"] == digest_of(tree.flatten(kh.open_run(run).model()))
+    shutil.copytree(run, kept / "trial-1")
+    done = CliRunner().invoke(keyhole, ["export", str(kept), "--to", str(to)])
+    assert done.exit_code != 0
+    assert " has 2 trials" in str(done.exception), done.output
+    assert f"name {kept / 'trial-'}" in str(done.exception)
 
 
 def test_an_unknown_format_leaves_no_file(run, tmp_path):

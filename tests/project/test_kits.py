@@ -78,6 +78,13 @@ def test_every_file_that_a_command_names_is_in_its_kit_and_every_option_is_known
             assert parses(command.args), command.line
 
 
+def test_a_mistake_in_the_file_leaves_no_half_made_kits(folder, tmp_path):  # noqa: F811
+    project = changed(folder, "count = 20", "cuont = 20")
+    with pytest.raises(InputError, match=r"did you mean keys\.film\.count"):
+        made(project, tmp_path / "kits")
+    assert not (tmp_path / "kits").exists()
+
+
 def test_slice_services_answer_the_pages_that_the_project_names_and_aggregators_do_not(
     two_operators,
 ):

@@ -96,7 +96,15 @@ def check(folder, old, new):
     [
         ("service =", "servce =", "did you mean service?"),
         ("rounds = 20", "ronds = 20", "did you mean rounds?"),
-        ("rounds = 20", "rounds = 0", "rounds"),
+        ("rounds = 20", "rounds = 0", "rounds of keyhole.toml is out of range: got 0; expected a"),
+        ("rounds = 20", 'rounds = "20"', "rounds of keyhole.toml is not a whole number: got '20'"),
+        ("rounds = 20", "rounds = 20\nclient.lr = [1]", "expected TOML"),
+        ("size = 3", "size = [3, 4]", r"cohort.size of keyhole.toml is not a whole number"),
+        ("count = 20", "cuont = 20", "did you mean keys.film.count?"),
+        ("[keys.film]", "[keys.flim]", "got flim; expected film"),
+        ("lr = 0.2\n", "lr = 0.2\n[best]\nmetrik = 'error'\n", "did you mean best.metric?"),
+        ('"choosers"', '"chooser"', "did you mean choosers?"),
+        ("rounds = 20", "rounds = 20\nserver = 1", "server of keyhole.toml is a table: got one"),
         ('"http://127.0.0.1:8100"', '"http://one.example"', "write https"),
         ('"http://127.0.0.1:8100"', '"one.example"', "not the address of a service"),
         ("devices = 3", "devices = -1", "devices"),
@@ -114,6 +122,13 @@ def test_a_mistake_in_the_file_is_one_line_that_names_it(folder, old, new, named
     with pytest.raises(InputError, match=named) as caught:
         check(folder, old, new)
     assert "\n" not in str(caught.value)
+
+
+def test_a_sum_is_named_as_a_delivery_is(folder):
+    project = changed(folder, "rounds = 20", 'rounds = 20\naggregation = "secure-sparse"')
+    with project.importable():
+        spec = project.spec
+    assert (spec.aggregation.name.name, spec.aggregation.ring_bits) == ("secure-sparse", 32)
 
 
 def test_a_try_out_with_too_few_devices_is_told_of(folder):

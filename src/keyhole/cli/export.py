@@ -28,7 +28,9 @@ from keyhole.cli.spec_options import data_option
 )
 @data_option
 def export(run: Path, to: Path, best: bool, data: str) -> None:
-    """Write the model of RUN, a trial's directory of `keyhole train`, to one file.
+    """Write the model of RUN, a directory of `keyhole train`, to one file.
+
+    Of a run of several trials, RUN is the directory of one of them.
 
     The parameters have their names and bytes; beside them stand the run's record, the rounds made
     and a digest, as JSON under the name `keyhole`. ONNX also has what the model predicts of
@@ -38,8 +40,8 @@ def export(run: Path, to: Path, best: bool, data: str) -> None:
     from keyhole.experiments.opening import read_asked
     from keyhole.front.export import export_model
 
-    spec, _ = read_asked(run)
     found = open_saved(run, data)
+    spec, _ = read_asked(found.directory)
     state = found.best_state() if best else found.state()
     digest = export_model(state, to, spec, found.experiment.task)
     click.echo(f"{to}: {to.stat().st_size / 1e6:,.1f} MB, sha256 {digest}")

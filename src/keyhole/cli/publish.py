@@ -33,8 +33,7 @@ if TYPE_CHECKING:
 def publish(
     run: Path, directory: Path, data: str, coding: str, as_json: bool, **options: Any
 ) -> None:
-    """Publish the state of RUN, a trial's directory of `keyhole train`, as the next round in
-    DIRECTORY.
+    """Publish the state of RUN, a directory of `keyhole train`, as the next round in DIRECTORY.
 
     A round appears whole or not at all; `keyhole serve DIRECTORY` serves it. The two newest rounds
     are kept. --data is what the run was trained with: the model's shape follows from it.

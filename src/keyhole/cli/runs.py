@@ -15,6 +15,7 @@ from keyhole.cli.screen import import_shown
 from keyhole.delivery import all_deliveries
 from keyhole.delivery.popular import popular_settings
 from keyhole.delivery.records import CodingKind
+from keyhole.errors import InputError
 from keyhole.experiments.specs import SYNTHETIC
 from keyhole.files import kept_secret
 from keyhole.logs import tell
@@ -44,10 +45,16 @@ coding_option = option(
 
 
 def open_saved(run: Path, data: str) -> SavedTrial:
-    """Opens a trial's directory on what `--data` names, or on the data it was trained with."""
-    from keyhole.experiments.opening import open_trials
+    """Opens the one trial of a run on what `--data` names, or on the data it was trained with."""
+    from keyhole.experiments.opening import open_trials, trials_in
 
-    (found,) = open_trials([run], None if data == SYNTHETIC else data, find=import_shown)
+    trial, *more = trials_in(run)
+    if more:
+        raise InputError(
+            f"{run} has {len(more) + 1} trials, each with a model of its own: got the run; "
+            f"expected one of them; name {trial}, say"
+        )
+    (found,) = open_trials([trial], None if data == SYNTHETIC else data, find=import_shown)
     return found
 
 

@@ -402,7 +402,7 @@ def _on_demand_app(
     saved = open_saved(run, options["data"])
     found = saved.recover()
     found.store.close()  # the run may go on: this worker holds its state as it is now
-    draws, number = draws_of(run), found.state.steps
+    draws, number = draws_of(saved.directory), found.state.steps
     rounds = OnDemandRounds(
         max_bytes=options["memory_mb"] << 20,
         executor=ThreadPoolExecutor(1),

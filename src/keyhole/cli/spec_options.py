@@ -30,7 +30,7 @@ from keyhole.cli.options import (
 )
 from keyhole.delivery import delivery_names
 from keyhole.errors import InputError
-from keyhole.experiments.specs import DEFAULTS, SYNTHETIC, check_fields, defaults_of, spec_of
+from keyhole.experiments.specs import DEFAULTS, SYNTHETIC, defaults_of, fields_of, spec_of
 from keyhole.identity import Ref
 from keyhole.rounds.fields import VERSION, SpecField, merge, nest, spec_fields
 from keyhole.rounds.spec import RunSpec
@@ -291,10 +291,10 @@ def spec_from(context: click.Context, task: str | None) -> RunSpec:
         raise click.UsageError(f"TASK is {task}, but --spec is of task {named}")
     if (task := task or named) is None:
         raise click.UsageError("pass a TASK, or --spec with one")
-    check_fields(f"--spec {options['spec_file']}", nest(told))
+    told = fields_of(f"--spec {options['spec_file']}", told)
     usual = defaults_of(task)
     given = {"sizes": options["sizes"], **_changes(context)}
-    return spec_of(task, merge(nest(told), nest({**given, **_keys(usual, options)})))
+    return spec_of(task, merge(told, nest({**given, **_keys(usual, options)})))
 
 
 def _read_file(path: Path | None) -> dict[str, Any]:

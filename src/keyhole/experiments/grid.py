@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from keyhole.errors import InputError
-from keyhole.experiments.specs import check_fields, spec_of
+from keyhole.experiments.specs import fields_of, spec_of
 from keyhole.experiments.sweeps import TRIALS, Sweep, SweepLine
-from keyhole.rounds.fields import flatten, nest
+from keyhole.rounds.fields import flatten
 
 _OWN = ("name", "title", "trials")  # of the file, beside fields of a run
 
@@ -42,8 +42,7 @@ def read_grid(path: Path) -> Sweep:
             f'{path} names no task: got {task!r}; expected a name, or module:NAME; write task = "so'
             '_tag", say'
         )
-    fields = flatten(told)
-    check_fields(str(path), nest(told))
+    fields = flatten(fields_of(str(path), told, varied=True))
     varied = {name: value for name, value in fields.items() if isinstance(value, list)}
     for name, values in varied.items():
         _check_values(path, name, values)

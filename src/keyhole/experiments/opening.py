@@ -123,6 +123,19 @@ def read_asked(directory: Path) -> tuple[RunSpec, dict[str, Any]]:
         ) from error
 
 
+def trials_in(directory: Path) -> list[Path]:
+    """Returns the directories of a run's trials by number, or the one trial that it is itself."""
+    if (directory / "run.json").exists():
+        return [directory]
+    found = [path.parent for path in directory.glob("trial-*/run.json")]
+    if not found:
+        raise InputError(
+            f"{directory} holds no run: got no trial-N/run.json; expected what train(out=...) or "
+            "keyhole train writes; name such a directory"
+        )
+    return sorted(found, key=lambda path: read_asked(path)[0].trial)
+
+
 def open_trials(
     directories: Iterable[Path],
     data: Dataset | str | None = None,

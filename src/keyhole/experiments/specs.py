@@ -12,7 +12,7 @@ from keyhole.errors import InputError
 from keyhole.identity import Ref
 from keyhole.parts import PartKind, near_miss, pick
 from keyhole.rounds.cohorts import CohortSpec
-from keyhole.rounds.fields import flatten, nest, spec_fields
+from keyhole.rounds.fields import NONE, flatten, nest, spec_fields
 from keyhole.rounds.spec import ClientSpec, DeviceSpec, KeySpec, RunSpec, ServerSpec
 from keyhole.rounds.sum_spec import AsyncSpec
 
@@ -155,15 +155,51 @@ def spec_for_device(told: DeviceSpec, trusted: Collection[str] = ()) -> RunSpec:
     return spec_of(told.task.name, {**given, "task": given["task"]})
 
 
-def check_fields(where: str, told: Mapping[str, Any]) -> None:
-    """Raises InputError where a file has a field that no run has."""
-    known = [field.path for field in spec_fields(RunSpec)]
-    for name in flatten(told):
-        if not any(f"{name}.".startswith(f"{k}.") or k.startswith(f"{name}.") for k in known):
-            raise InputError(
-                f"{where} has a field that no run has: got {name}; expected one of run.json; "
-                f"{near_miss(name, known)}"
-            )
+def fields_of(where: str, told: Mapping[str, Any], *, varied: bool = False) -> dict[str, Any]:
+    """Returns the fields of a run that a file tells, nested.
+
+    A part that has a name may be told by that alone: aggregation = "secure-sparse".
+
+    Args:
+        where: what to call the file.
+        told: nested, or with dotted names.
+        varied: whether a field may have a list of values, each of which it could have.
+
+    Raises:
+        InputError: a field is none of a run, or cannot have its value.
+    """
+    fields, nested = {field.path: field for field in spec_fields(RunSpec)}, nest(told)
+    for name, value in nested.items():
+        if f"{name}.name" in fields and isinstance(value, str | list):
+            nested[name] = {"name": value}
+    for name, value in flatten(nested).items():
+        _check_name(where, name, value, fields)
+        if (field := fields.get(name)) is not None:
+            for each in value if varied and isinstance(value, list) else [value]:
+                field.check(f"{name} of {where}", None if each == NONE else each)
+    return nested
+
+
+def _check_name(where: str, name: str, value: Any, fields: Collection[str]) -> None:
+    """Raises InputError where no run has a field of a name, or it is a table of fields."""
+    known = list(fields)
+    if any(each.startswith(f"{name}.") for each in known):
+        if value == NONE:
+            return
+        raise InputError(
+            f"{name} of {where} is a table: got one value; expected fields of it; write "
+            f"{next(each for each in known if each.startswith(f'{name}.'))}"
+        )
+    if name.startswith("keys."):  # of a key space, which the task names
+        space, _, _ = name.removeprefix("keys.").partition(".")
+        known += [f"keys.{space}.{field.path}" for field in spec_fields(KeySpec)]
+    elif any(name.startswith(f"{each}.") for each in known):
+        return
+    if name not in known:
+        raise InputError(
+            f"{where} has a field that no run has: got {name}; expected one of run.json; "
+            f"{near_miss(name, known)}"
+        )
 
 
 def check_sizes(known: Mapping[str, int], given: Mapping[str, int]) -> None:

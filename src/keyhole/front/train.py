@@ -19,7 +19,7 @@ from keyhole.arrays import Tree
 from keyhole.data.federated import Dataset
 from keyhole.errors import InputError
 from keyhole.experiments.experiment import Experiment
-from keyhole.experiments.opening import SavedTrial, open_trials, read_asked
+from keyhole.experiments.opening import SavedTrial, open_trials, read_asked, trials_in
 from keyhole.experiments.trackers import Tracked, trackers_of
 from keyhole.experiments.trial import Start, find_result
 from keyhole.extras import check_installed
@@ -209,7 +209,7 @@ def open_run(
         InputError: the directory holds no run, or one of another task, other data or other code.
     """
     directory = Path(directory)
-    folders = _trials_in(directory)
+    folders = trials_in(directory)
     spec, _ = read_asked(folders[0])
 
     def open_experiment() -> Experiment:
@@ -230,19 +230,6 @@ def open_run(
     if task is not None or data is not None or parts is not None:
         _ = run.experiment  # refuses what the run was not made of
     return run
-
-
-def _trials_in(directory: Path) -> list[Path]:
-    """The directories of a run's trials, by number."""
-    if (directory / "run.json").exists():
-        return [directory]
-    found = [path.parent for path in directory.glob("trial-*/run.json")]
-    if not found:
-        raise InputError(
-            f"{directory} holds no run: got no trial-N/run.json; expected what train(out=...) or "
-            "keyhole train writes; name such a directory"
-        )
-    return sorted(found, key=lambda path: read_asked(path)[0].trial)
 
 
 def _open_trial(folder: Path, run: TrainedRun) -> TrainedTrial:

@@ -90,9 +90,11 @@ def provision(project: Project, out: Path, names: Iterable[str]) -> list[str]:
         The names of the kits that were made.
 
     Raises:
-        InputError: the parties do not fit the run, or there are kits of another [deploy].
+        InputError: the file cannot be used, the parties do not fit the run, or there are kits of
+            another [deploy].
     """
     check_parties(project)
+    _ = project.spec  # raises what the file has wrong before anything is written
     wanted = [check_device_name(name) for name in dict.fromkeys(names)]
     services = list(project.deploy.urls)
     _check_names(wanted, services)

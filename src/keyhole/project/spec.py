@@ -19,7 +19,7 @@ from msgspec import Meta
 from keyhole.delivery import delivery_named
 from keyhole.delivery.base import DeliveryAbout
 from keyhole.errors import InputError
-from keyhole.experiments.specs import check_fields, spec_of
+from keyhole.experiments.specs import fields_of, spec_of
 from keyhole.parts import near_miss
 from keyhole.rounds.fields import flatten
 from keyhole.rounds.spec import RunSpec
@@ -190,8 +190,7 @@ class Project:
                 'write task = "module:NAME"'
             )
         named = told.pop("task")
-        check_fields(FILE, told)
-        return spec_of(named, told)
+        return spec_of(named, fields_of(FILE, told))
 
     @contextmanager
     def importable(self) -> Iterator[None]:
@@ -211,7 +210,7 @@ class Project:
     @property
     def delivery(self) -> DeliveryAbout | None:
         """What the run's delivery declares; None for slices in the clear."""
-        named = self.fields.get("delivery")
+        named = fields_of(FILE, self.fields).get("delivery")
         return None if named is None else delivery_named(named).about
 
 
