@@ -9,7 +9,8 @@ python docs/results.py suite OUT                  the benchmark's tables with yo
 A table or figure stands between `<!-- view: NAME -->` and `<!-- /view -->`, a number between
 `<!--=SWEEP/ARM-->` and `<!--/-->`: the mean over trials on the test data, in percent where it is a
 share. ARM is the end of the name of the folder that keeps the runs. A difference is written
-`<!--=SWEEP/ARM - SWEEP/ARM-->`, in points.
+`<!--=SWEEP/ARM - SWEEP/ARM-->`, in points; what the first moves for each byte of the second,
+`<!--=SWEEP/ARM : SWEEP/ARM-->`.
 """
 
 import argparse
@@ -24,17 +25,18 @@ import msgspec
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
 sys.path[:0] = [str(DOCS), str(ROOT / "runs")]  # docs/ is no package; sweeps name parts in runs/
+from headline import draw_headline  # noqa: E402
 from views import PAPER, QUESTIONS, SUITE, Part, View  # noqa: E402
 
 from keyhole.experiments.grid import read_grid  # noqa: E402
 from keyhole.experiments.report.figures import draw_sweep  # noqa: E402
-from keyhole.experiments.report.frontier import draw_bytes  # noqa: E402
 from keyhole.experiments.report.kept import (  # noqa: E402
     KeptSweep,
     keep_sweeps,
     read_kept,
     write_kept,
 )
+from keyhole.experiments.report.results import Series  # noqa: E402
 from keyhole.experiments.report.style import save_svg  # noqa: E402
 from keyhole.experiments.report.tables import make_table  # noqa: E402
 from keyhole.experiments.report.writing import (  # noqa: E402
@@ -48,14 +50,14 @@ KEPT, FIGURES = DOCS / "results", DOCS / "figures"
 PAGES = (DOCS / "results.md", ROOT / "README.md")
 VIEWS = {view.name: view for view in (*PAPER, *SUITE, *QUESTIONS)}
 ALL_TASKS = "results-bytes"
-# Sweeps that keyhole has by name, on the small real data; others are files of runs/.
+# Sweeps that keyhole has by name: small real data, and trials; others are files of runs/.
 NAMED = {
-    "tag-recall": "--data stackexchange",
-    "tag-keys": "--data stackexchange",
-    "word-alpha": "--data stackexchange --trials 3",
-    "so-tag-rates": "--data stackexchange --trials 1",
-    "emnist-2nn-rates": "--data femnist --trials 1",
-    "emnist-cnn-rates": "--data femnist --trials 1",
+    "tag-recall": ("stackexchange", 5),
+    "tag-keys": ("stackexchange", 5),
+    "word-alpha": ("stackexchange", 3),
+    "so-tag-rates": ("stackexchange", 1),
+    "emnist-2nn-rates": ("femnist", 1),
+    "emnist-cnn-rates": ("femnist", 1),
 }
 VIEW = re.compile(r"(<!-- view: ([\w-]+) -->\n)(.*?)(<!-- /view -->)", re.S)
 NUMBER = re.compile(r"(<!--=([^>]+)-->)([^<]*)(<!--/-->)")
@@ -69,7 +71,18 @@ def commands() -> dict[str, str]:
     """Sweep -> the command that runs it, or goes on with it."""
     files = files_of_runs()
     own = {name: f"keyhole sweep {path.relative_to(ROOT)}" for name, path in files.items()}
-    return own | {name: f"keyhole sweep {name} {more}" for name, more in NAMED.items()}
+    return own | {
+        name: f"keyhole sweep {name} --data {data} --trials {trials}"
+        for name, (data, trials) in NAMED.items()
+    }
+
+
+def planned_trials(name: str) -> int:
+    """How many trials the command of a sweep runs; 0 of a sweep that this page does not know."""
+    if name in NAMED:
+        return NAMED[name][1]
+    file = files_of_runs().get(name)
+    return read_grid(file).trials if file else 0
 
 
 def read_all() -> dict[str, KeptSweep]:
@@ -136,15 +149,19 @@ def origin_of(name: str, kept: dict[str, KeptSweep]) -> str:
 
 
 def number_of(asked: str, kept: dict[str, KeptSweep]) -> str:
-    """The number of a mark, or the difference of two."""
-    means = [mean_of(each.strip(), kept) for each in asked.split(" - ")]
-    (mean, metric), *others = means
-    unit = 100.0 if is_share(metric) else 1.0
-    return f"{unit * (mean - sum(other for other, _ in others)):.{1 if unit > 1 else 3}f}"
+    """The number of a mark, of the difference of two, or of how many bytes one moves for each byte
+    of the other."""
+    if " : " in asked:
+        one, other = (line_of(each, kept).costs.kilobytes for each in asked.split(" : "))
+        return f"{one / other:.2g}"
+    first, *others = (line_of(each, kept) for each in asked.split(" - "))
+    unit = 100.0 if is_share(first.metric) else 1.0
+    mean = first.test.mean - sum(other.test.mean for other in others)
+    return f"{unit * mean:.{1 if unit > 1 else 3}f}"
 
 
-def mean_of(asked: str, kept: dict[str, KeptSweep]) -> tuple[float, str]:
-    name, _, arm = asked.partition("/")
+def line_of(asked: str, kept: dict[str, KeptSweep]) -> Series:
+    name, _, arm = asked.strip().partition("/")
     if name not in kept:
         sys.exit(f"no such kept sweep: got {name}; expected one of docs/results/; keep it first")
     lines = kept[name].results.lines
@@ -152,8 +169,7 @@ def mean_of(asked: str, kept: dict[str, KeptSweep]) -> tuple[float, str]:
     if len(found) != 1:
         arms = ", ".join(line.arm for line in lines if line.test)
         sys.exit(f"{asked} names {len(found)} arms: got {arm!r}; expected the end of one of {arms}")
-    (line,) = found.values()
-    return line.test.mean, line.metric
+    return next(iter(found.values()))
 
 
 def page_of(text: str, kept: dict[str, KeptSweep]) -> str:
@@ -168,9 +184,9 @@ def figures_of(kept: dict[str, KeptSweep]):
         sweep = view.compose(kept)
         if sweep is not None:
             yield from zip(figure_names(view), draw_sweep(sweep).values(), strict=True)
-    tasks = [sweep for view in SUITE if (sweep := view.compose(kept))]
-    if tasks:
-        yield f"{ALL_TASKS}.svg", draw_bytes(tasks)
+    tasks = {view.name: sweep for view in SUITE if (sweep := view.compose(kept))}
+    if len(tasks) == len(SUITE):
+        yield f"{ALL_TASKS}.svg", draw_headline(tasks)
 
 
 def draw(kept: dict[str, KeptSweep], to: Path) -> None:
@@ -180,10 +196,8 @@ def draw(kept: dict[str, KeptSweep], to: Path) -> None:
 
 def keep(out: Path, commit: str) -> None:
     KEPT.mkdir(exist_ok=True)
-    files = files_of_runs()
     for sweep in keep_sweeps(out, commit, commands()):
-        file = files.get(sweep.sweep)  # says how many trials there are to be
-        trials = max(sweep.trials, read_grid(file).trials if file else 0)
+        trials = max(sweep.trials, planned_trials(sweep.sweep))
         path = write_kept(msgspec.structs.replace(sweep, trials=trials), KEPT)
         print(f"kept {len(sweep.runs)} runs in {path.relative_to(ROOT)}")
 
@@ -192,15 +206,16 @@ def check_same(out: Path) -> None:
     """Compares runs of a folder with those kept, to the digit."""
     kept, differing, count = read_all(), [], 0
     for sweep in keep_sweeps(out, "", commands()):
-        known = (
-            {(run.arm, run.trial): run for run in kept[sweep.sweep].runs}
-            if sweep.sweep in kept
-            else {}
-        )
+        if (known := kept.get(sweep.sweep)) is None:
+            continue
+        specs = {line.arm: sweep.spec_of(line) for line in sweep.lines if line.size}
         for run in sweep.runs:
-            if (other := known.get((run.arm, run.trial))) is not None:
+            asked = specs[run.arm], run.trial, sweep.dataset
+            other = next((o for o in known.runs if (o.arm, o.trial) == (run.arm, run.trial)), None)
+            if other is not None:
                 count += 1
-                if (run.run, run.metrics, run.curve) != (other.run, other.metrics, other.curve):
+                same = (run.metrics, run.curve) == (other.metrics, other.curve)
+                if not (same and known.holds(run.arm, *asked)):
                     differing.append(f"{sweep.sweep}: {run.arm}, trial {run.trial}")
     print(f"{count} runs compared, {len(differing)} differ", *differing, sep="\n")
     sys.exit(bool(differing))

@@ -77,6 +77,7 @@ class View:
         """The lines of a part under the names of the view."""
         for line in kept[part.sweep].results.lines:
             value, first = _value(line.label), _value(line.panel)
+            x = line.x if "{first}" not in part.label else _number(first)
             if (part.only and value not in part.only) or (part.of and first not in part.of):
                 continue
             told = {
@@ -86,12 +87,20 @@ class View:
                 "first": self.words.get(first, first),
             }
             panel, label = part.panel.format(**told), part.label.format(**told)
-            yield Series(panel, label, line.x, line.arm, line.metric, line.trials)
+            yield Series(panel, label, x, line.arm, line.metric, line.trials)
 
 
 def _value(text: str) -> str:
     """What stands behind the last equals sign."""
     return text.rpartition(" = ")[2]
+
+
+def _number(text: str) -> float | None:
+    """The number that a text is; None of another."""
+    try:
+        return float(text)
+    except ValueError:
+        return None
 
 
 PER_CLIENT = "keys per client, m"
@@ -294,10 +303,10 @@ def _architecture_parts() -> Iterator[Part]:
 
 
 def _bucket_parts() -> Iterator[Part]:
-    """Single words, then a panel for each way to put words into buckets."""
+    """A panel for each way to put words into buckets, beginning with single words."""
     names = {"frequency": "by frequency", "dealt": "dealt out", "together": "of the same users"}
-    yield Part("buckets", "single words", "1 word", ("top",))
     for order, panel in names.items():
+        yield Part("buckets", panel, "1 word", ("top",))
         for size in (10, 50):
             yield Part("buckets", panel, f"{size} words", (f"parts:{order.upper()}_{size}",))
 
@@ -314,7 +323,7 @@ QUESTIONS = (
     View(
         "buckets",
         "Tags: buckets of words, 300 words a client",
-        ("bytes",),
+        ("reached",),
         "words in a bucket",
         tuple(_bucket_parts()),
         matrix=True,
@@ -336,7 +345,7 @@ QUESTIONS = (
         "2NN: clients lost before they send an update",
         ("reached",),
         "share of clients that are lost",
-        (Part("dropouts", "{first}", "{value}"),),
+        (Part("dropouts", "{value}", "{first}"),),
         _KEYS,
         matrix=True,
     ),

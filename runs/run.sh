@@ -5,8 +5,9 @@
 #
 # A NAME is that of a file in runs/, runs/suite or runs/questions without .toml, or of a sweep that
 # keyhole knows. Without a name: all of them, in the order of what they are worth for their time. What
-# is finished is not run again. `python docs/results.py keep OUT --commit $(git rev-parse --short HEAD)`
-# then keeps the finished runs, draws the figures and writes the tables.
+# is finished is not run again, in OUT or among the runs that docs/results/ keeps; with AGAIN=1 those
+# are, too. `python docs/results.py keep OUT --commit $(git rev-parse --short HEAD)` then keeps the
+# finished runs, draws the figures and writes the tables.
 
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -25,12 +26,14 @@ for name in ${*:-$all}; do
     name=$(basename "$name" .toml)
     file=$(find "$root/runs" -name "$name.toml")
     case $name in
-        tag-*) set -- "$name" --data stackexchange --out "$out/tags" ;;  # they share runs
+        tag-*) set -- "$name" --data stackexchange --trials 5 --out "$out/tags" ;;  # they share runs
         word-alpha) set -- "$name" --data stackexchange --trials 3 --out "$out/$name" ;;
         so-tag-rates) set -- "$name" --data stackexchange --trials 1 --out "$out/$name" ;;
         emnist-*) set -- "$name" --data femnist --trials 1 --out "$out/$name" ;;
         *) set -- "${file:-$name}" --out "$out/$name" ;;
     esac
+    kept=$root/docs/results/$name.json
+    if [ -z "${AGAIN:-}" ] && [ -e "$kept" ]; then set -- "$@" --kept "$kept"; fi
     echo "== keyhole sweep $*"
     "$keyhole" sweep "$@"
 done

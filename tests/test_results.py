@@ -110,6 +110,20 @@ def test_every_kept_sweep_is_shown():
 
 
 @pytest.mark.parametrize("sweep", KEPT.values(), ids=KEPT.keys())
+def test_the_page_says_how_many_runs_are_kept_of_how_many(sweep):
+    arms = {line.arm for line in sweep.lines}
+    runs = [(run.arm, run.trial) for run in sweep.runs]
+    planned = {(arm, trial) for arm in arms for trial in range(sweep.trials)}
+    assert len(set(runs)) == len(runs)
+    assert set(runs) <= planned
+    assert sweep.trials == results.planned_trials(sweep.sweep)
+    assert sweep.command == results.commands()[sweep.sweep]
+    told = results.origin_of(sweep.sweep, KEPT)
+    assert f"{len(runs)} of {len(planned)} runs" in told
+    assert ("have not been run yet" in told) == (len(runs) < len(planned))
+
+
+@pytest.mark.parametrize("sweep", KEPT.values(), ids=KEPT.keys())
 def test_kept_runs_are_of_the_sweep_that_runs_them_again(sweep):
     """Each has the record that its file, or the sweep of that name, has by now."""
     path = next((path for path in SWEEPS_OF_RUNS if path.stem == sweep.sweep), None)

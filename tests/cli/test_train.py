@@ -14,6 +14,7 @@ import pytest
 from keyhole.cli.screen import WaitingNotice
 from keyhole.cli.train import _table
 from keyhole.experiments import all_tasks
+from keyhole.experiments.report.kept import keep_sweeps, read_kept, write_kept
 from keyhole.experiments.sweeps import SWEEPS
 from keyhole.experiments.trial import Result
 from keyhole.rounds.fields import spec_fields
@@ -24,6 +25,13 @@ from tests.cli.conftest import COMMAND
 from tests.helpers import LONG, with_slow
 
 TINY = ("--size", "neurons=16", "--size", "hidden=8", "--cohort", "3", "--rounds", "2")
+
+
+def reached(trial):
+    """Curve and test metrics of a trial, and the clients that it drew."""
+    records = read_records(trial / "records.jsonl")
+    metrics = json.loads((trial / "result.json").read_text())["metrics"]
+    return [(r.clients, r.metrics) for r in records], metrics
 
 
 @pytest.fixture(scope="module")
@@ -221,6 +229,34 @@ def test_a_grid_of_your_own_is_run_resumed_and_drawn(keyhole, few_writers, tmp_p
     refused = keyhole(*options, "--scale", "small")
     assert refused.returncode == 2
     assert "--scale goes with a figure of the paper" in refused.stderr
+
+
+def test_a_sweep_runs_what_is_not_kept_as_all_of_it_would(keyhole, few_writers, tmp_path):
+    grid = tmp_path / "mine.toml"
+    grid.write_text(
+        'task = "emnist_2nn"\nrounds = 2\nevaluate_every = 1\ncohort.size = 2\n'
+        "trials = 2\nkeys.neuron.count = [10, 50]\n"
+    )
+    whole, missing = tmp_path / "whole", tmp_path / "missing"
+    options = ("sweep", grid, "--data", few_writers)
+    assert keyhole(*options, "--trials", 1, "--out", whole).returncode == 0
+    (sweep,) = keep_sweeps(whole, "c0ffee", {})
+    kept = write_kept(sweep, tmp_path)
+    assert keyhole(*options, "--out", whole).returncode == 0
+    done = keyhole(*options, "--kept", kept, "--out", missing, "--json")
+    assert done.returncode == 0, done.stderr
+    assert {path.name for path in missing.glob("emnist*/*")} == {"trial-1"}
+    assert len(json.loads(done.stdout)) == 2
+    for found in missing.glob("emnist*/*"):
+        assert reached(found) == reached(whole / found.relative_to(missing))
+    (rest,) = keep_sweeps(missing, "c0ffee", {})
+    merged = read_kept(write_kept(rest, tmp_path))
+    assert [(run.arm, run.trial) for run in merged.runs] == [
+        (line.arm, trial) for line in merged.lines for trial in (0, 1)
+    ]
+    assert not json.loads(keyhole(*options, "--kept", kept, "--out", missing, "--json").stdout)
+    longer = keyhole(*options, "--rounds", 3, "--kept", kept, "--out", tmp_path / "3", "--json")
+    assert len(json.loads(longer.stdout)) == 4, "runs of another record are not kept"
 
 
 @pytest.mark.parametrize("times", with_slow([1, 2], fast=[2]))

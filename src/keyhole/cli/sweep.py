@@ -12,7 +12,7 @@ import click
 from click.core import ParameterSource
 
 from keyhole.cli.bars import progress_bars
-from keyhole.cli.options import json_option, option, out_option, track_option
+from keyhole.cli.options import EXISTING_FILE, json_option, option, out_option, track_option
 from keyhole.cli.runs import run_trials
 from keyhole.cli.screen import import_shown
 from keyhole.cli.spec_options import data_option, seed_option
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from keyhole.data.federated import Dataset
     from keyhole.experiments.experiment import Experiment
     from keyhole.experiments.parallel import Cell, DataSource
+    from keyhole.experiments.report.kept import KeptSweep
     from keyhole.experiments.sweeps import Sweep
     from keyhole.experiments.trackers import Tracker
     from keyhole.experiments.trial import Result
@@ -51,6 +52,11 @@ if TYPE_CHECKING:
     default=1,
     help="Trials that run at a time, each in a process; cores are shared out among them.",
 )
+@option(
+    "--kept",
+    type=EXISTING_FILE,
+    help="Leave out the runs that this file holds, as `docs/results.py keep` writes it.",
+)
 @out_option("keyhole-runs", "Where runs are kept; sweeps that share an arm share its runs.")
 @track_option
 @option("--keep-state", is_flag=True, help="Keep the models of finished runs on disk.")
@@ -79,6 +85,7 @@ def sweep(context: click.Context, /, figure: str, out: Path, as_json: bool, **op
     What is finished is not run again, so the same command resumes a sweep that was stopped. Draw
     the figure with `keyhole report`.
     """
+    from keyhole.experiments.report.kept import read_kept
     from keyhole.experiments.trackers import trackers_of
     from keyhole.rounds.cores import start_jax
 
@@ -89,8 +96,9 @@ def sweep(context: click.Context, /, figure: str, out: Path, as_json: bool, **op
     }
     trackers = trackers_of(options["track"], out)
     asked, scale = _asked(figure, options["scale"], given)
+    kept = None if options["kept"] is None else read_kept(options["kept"])
     start_jax()
-    cells, names = _cells(asked, out, options)
+    cells, names = _cells(asked, out, options, kept)
     make_directory(out)
     path = out / f"{asked.name}.json"
     with storage_errors(path, "write"):
@@ -116,10 +124,10 @@ def _asked(figure: str, scale: Any, given: dict[str, Any]) -> tuple[Sweep, str]:
 
 
 def _cells(
-    asked: Sweep, out: Path, options: dict[str, Any]
+    asked: Sweep, out: Path, options: dict[str, Any], kept: KeptSweep | None
 ) -> tuple[list[tuple[Experiment, Cell]], list[str]]:
-    """Every trial of every run, each run once, checked before any is begun: first trial of all,
-    then the second. And the names of their data."""
+    """Every trial of every run that is not kept, each run once, checked before any is begun: first
+    trial of all, then the second. And the names of their data."""
     from keyhole.experiments.experiment import Experiment
     from keyhole.experiments.opening import synthetic_sizes
     from keyhole.experiments.parallel import Cell, DataSource
@@ -139,7 +147,10 @@ def _cells(
     for trial in range(asked.trials):
         for arm, (experiment, source) in arms.items():
             directory = out / arm / f"trial-{trial}"
-            read_result(directory, experiment.describe(trial))
+            described = experiment.describe(trial)
+            read_result(directory, described)
+            if kept and kept.holds(arm, experiment.spec, trial, described["dataset"]):
+                continue
             cell = Cell(
                 experiment.spec, source, trial, directory, options["keep_state"], options["track"]
             )
@@ -208,6 +219,7 @@ def _print(
         click.echo(json.dumps(rows, indent=2))
     else:
         for arm, reached in arms.items():
-            found = (f"{name} {write_interval(spread_of(v))}" for name, v in reached.items())
-            click.echo(f"{arm}, over trials: {', '.join(found)}")
+            found = [f"{name} {write_interval(spread_of(v))}" for name, v in reached.items()]
+            if found:  # not where all of its trials are kept
+                click.echo(f"{arm}, over trials: {', '.join(found)}")
         click.echo(f"runs: {out}; draw them with: keyhole report {out}")

@@ -13,12 +13,11 @@ from typing import TypeAlias
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.text import Annotation
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 from matplotlib.transforms import Bbox
 
-from keyhole.experiments.report.results import Costs, Series, SweepResults, join_notes
+from keyhole.experiments.report.results import Costs, Series, SweepResults
 from keyhole.experiments.report.style import (
     SeriesStyle,
     add_legend,
@@ -224,43 +223,34 @@ def draw_share(sweep: SweepResults) -> Figure:
     return figure
 
 
-def draw_bytes(sweeps: Sequence[SweepResults]) -> Figure:
-    """Draws the test metric against what a client moves in a round: a panel for each sweep, in it a
-    series for each panel of the sweep. A line without a finished trial has no point."""
+def draw_bytes(sweep: SweepResults) -> Figure:
+    """Draws the test metric against what a client moves in a round, a series for each panel of the
+    sweep. A line without a finished trial has no point."""
     return _draw_against(
-        sweeps, lambda costs: costs.kilobytes, "KB per client and round, down and up"
+        sweep, lambda costs: costs.kilobytes, "KB per client and round, down and up"
     )
 
 
-def draw_epsilon(sweeps: Sequence[SweepResults]) -> Figure:
+def draw_epsilon(sweep: SweepResults) -> Figure:
     """Draws the same against the epsilon that was spent; what has no bound has no point."""
-    return _draw_against(sweeps, lambda costs: costs.epsilon or math.inf, "epsilon spent")
+    return _draw_against(sweep, lambda costs: costs.epsilon or math.inf, "epsilon spent")
 
 
-def _draw_against(
-    sweeps: Sequence[SweepResults], of: Callable[[Costs], float], x_label: str
-) -> Figure:
-    names = list(dict.fromkeys(panel for sweep in sweeps for panel in sweep.panels))
-    styles = series_styles(names)
-    width = max(8.0, 4.2 * len(sweeps))
+def _draw_against(sweep: SweepResults, of: Callable[[Costs], float], x_label: str) -> Figure:
+    styles = series_styles(list(sweep.panels))
     with drawing():
-        figure = new_figure(height=4.4 if len(sweeps) == 1 else 4.0, width=width)
-        places = figure.subplots(1, len(sweeps), squeeze=False).flat
-        handles: dict[str, Line2D] = {}
-        for axes, sweep in zip(places, sweeps, strict=True):
-            for panel, lines in sweep.panels.items():
-                points = [(of(line.costs), line.test) for line in lines if line.costs]
-                finite = [(x, spread) for x, spread in points if math.isfinite(x)]
-                xs, spreads = [x for x, _ in finite], [spread for _, spread in finite]
-                handles.setdefault(panel, draw_points(axes, xs, spreads, styles[panel]))
-            costs = [of(line.costs) for line in sweep.lines if line.costs]
-            _finish_against(axes, sweep, list(filter(math.isfinite, costs)), x_label)
-        notes = dict.fromkeys(note for sweep in sweeps for note in sweep.note.splitlines())
-        starred = {
-            sweep.starred(p, *lines) for sweep in sweeps for p, lines in sweep.panels.items()
-        }
-        labels = [f"{name} *" if f"{name} *" in starred else name for name in names]
-        add_legend(figure, [handles[name] for name in names], labels, join_notes(*notes))
+        figure = new_figure(height=4.4)
+        axes = figure.subplots()
+        handles = []
+        for panel, lines in sweep.panels.items():
+            points = [(of(line.costs), line.test) for line in lines if line.costs]
+            finite = [(x, spread) for x, spread in points if math.isfinite(x)]
+            xs, spreads = [x for x, _ in finite], [spread for _, spread in finite]
+            handles.append(draw_points(axes, xs, spreads, styles[panel]))
+        costs = [of(line.costs) for line in sweep.lines if line.costs]
+        _finish_against(axes, sweep, list(filter(math.isfinite, costs)), x_label)
+        names = [sweep.starred(panel, *lines) for panel, lines in sweep.panels.items()]
+        add_legend(figure, handles, names, sweep.note)
     return figure
 
 

@@ -138,6 +138,21 @@ class KeptSweep(Struct, frozen=True, kw_only=True):
         name = task["name"] if isinstance(task, dict) else task
         return defaults_of(name).changed(told).changed(line.changes)
 
+    def holds(self, arm: str, spec: RunSpec, trial: int, dataset: Mapping[str, Any]) -> bool:
+        """Returns whether a run is kept that had this record and these data.
+
+        Args:
+            spec: as an experiment on its data has it, of any trial.
+            dataset: as `run.json` has it.
+        """
+        if json.loads(json.dumps(dataset)) != self.dataset:
+            return False
+        known = {line.arm: line for line in self.lines}
+        return any(
+            (run.arm, run.trial) == (arm, trial) and self.spec_of(known[arm]) == spec.with_trial(0)
+            for run in self.runs
+        )
+
     def _trial(self, line: KeptLine, run: KeptRun) -> Trial:
         assert line.size is not None  # there is a run
         bound = math.inf if run.epsilon == -1 else run.epsilon
@@ -162,14 +177,14 @@ class KeptSweep(Struct, frozen=True, kw_only=True):
         theirs = {line.arm: line for line in other.lines if line.size}
         lines = [self._filled(line, other, theirs.get(line.arm)) for line in self.lines]
         order = [line.arm for line in lines]
-        alike = {
-            line.arm
-            for line in lines
-            if line.arm in theirs
-            and self.dataset == other.dataset
-            and self.spec_of(line) == other.spec_of(theirs[line.arm])
-        }
-        more = [r for r in other.runs if r.arm in alike and (r.arm, r.trial) not in known]
+        specs = {line.arm: self.spec_of(line) for line in lines if line.arm in theirs}
+        more = [
+            run
+            for run in other.runs
+            if run.arm in specs
+            and (run.arm, run.trial) not in known
+            and other.holds(run.arm, specs[run.arm], run.trial, self.dataset)
+        ]
         runs = sorted([*self.runs, *more], key=lambda run: (order.index(run.arm), run.trial))
         return msgspec.structs.replace(self, lines=lines, runs=runs)
 
