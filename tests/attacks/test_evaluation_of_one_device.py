@@ -85,6 +85,7 @@ def measured_by(folder, lie):
         people = Clients(UNCOUNTED, lambda client: 1 / 0, toy.choose, toy.train)
         run = start_run(toy.make_state(), people, plan, folder / "run", kind)
         with closing(run):
+            kind.numbering.of(0)  # what follows is this run's
             service.publish_state(run.state)
             service.publisher.close_round()  # one that was made
             with living(live, ["ann", "ben", "cem", "liar"], stop):

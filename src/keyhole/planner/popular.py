@@ -32,7 +32,7 @@ class Zipf:
 
     >>> load = Workload(100_000, 1_000, 2_000, cohort=50, popular=(10_000, 900))
     >>> round(Zipf(load, 1.0).dropped, 3)
-    0.141
+    0.251
     """
 
     load: Workload

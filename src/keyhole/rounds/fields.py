@@ -228,7 +228,7 @@ def spec_fields(kind: type[Struct], prefix: str = "") -> Iterator[SpecField]:
 
     >>> from keyhole.rounds.spec import RunSpec
     >>> [field.path for field in spec_fields(RunSpec)][:4]
-    ['version', 'task', 'data', 'sizes']
+    ['version', 'task', 'data', 'held_out']
     """
     hints = get_type_hints(kind, include_extras=True)
     for each in msgspec.structs.fields(kind):
