@@ -14,7 +14,6 @@ import shlex
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from keyhole.errors import InputError
 from keyhole.files import make_directory, replacing, write_all
@@ -47,6 +46,7 @@ from keyhole.wire.signing import SigningKey
 
 _STATE = "kits.json"
 _DAY = 86_400.0
+_EXPANDED = {"%": "%%", "$": "$$"}  # what systemd puts something else in place of
 
 _UNIT = """[Unit]
 Description=keyhole {name}
@@ -253,12 +253,13 @@ def _token(project: Project, key: Path, name: str, audience: Audience) -> bytes:
 def _write_starts(party: str, folder: Path, commands: Iterable[Command]) -> None:
     """A script and a unit for each process."""
     for command in commands:
-        told: dict[str, Any] = {"name": command.name, "party": party, "line": command.line}
+        told: dict[str, str] = {"name": command.name, "party": party, "line": command.line}
         told |= {"folder": shlex.quote(command.folder)}
         script = folder / f"start-{command.name}.sh"
         _write(script, _SCRIPT.format(**told).encode(), is_secret=False)
         script.chmod(0o755)
-        unit = folder / f"keyhole-{command.name}.service"
+        unit, literal = folder / f"keyhole-{command.name}.service", str.maketrans(_EXPANDED)
+        told = {name: text.translate(literal) for name, text in told.items()}
         _write(unit, _UNIT.format(**told).encode(), is_secret=False)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -62,6 +62,7 @@ class DeploySpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     pages: list[str] = []
 
     def __post_init__(self) -> None:
+        check_texts((*self.pages, *self.urls.values(), self.rounds, self.store or "", self.data))
         for origin in self.pages:
             check_origin(origin)
         if len(self.aggregators) not in (0, 2):
@@ -128,6 +129,16 @@ def run_of(url: str) -> str:
     ('tags', '')
     """
     return urlsplit(url).path.strip("/").removeprefix("runs/")
+
+
+def check_texts(texts: Iterable[str]) -> None:
+    """Raises InputError where a text could be further lines of a unit, or of a script."""
+    for text in texts:
+        if not text.isprintable():
+            raise InputError(
+                f"a text that no line of a unit can hold: got {text!r} in [deploy]; expected "
+                "characters that can be printed; mend it"
+            )
 
 
 def check_url(url: str, *, may_name_run: bool = False) -> None:
