@@ -2,6 +2,7 @@
 
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from itertools import count
 
@@ -38,6 +39,17 @@ def random_model(layout, seed=0):
 
 def random_state(layout, seed=0):
     return ServerState.dense(layout, random_model(layout, seed), SGD(lr=0.5))
+
+
+def at_service(records):
+    """Records of a run in process as they are where devices leave their updates at a slice service,
+    which sees what the server sees."""
+    return [
+        replace(
+            record, seen_in_sum={"slice server": record.seen_in_sum["server"], **record.seen_in_sum}
+        )
+        for record in records
+    ]
 
 
 class Service:

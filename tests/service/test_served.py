@@ -8,17 +8,20 @@ from math import inf
 import numpy as np
 import pytest
 
+from keyhole.aggregation import aggregation_named
 from keyhole.aggregation.privacy.mechanism import Privacy
+from keyhole.delivery import delivery_named
 from keyhole.delivery.clear import Pregenerated
 from keyhole.delivery.records import Coding
 from keyhole.device.take_part import PopulationClient, fetch_at_home, take_part
 from keyhole.errors import InputError
 from keyhole.rounds.cohorts import Draws
 from keyhole.rounds.loop import resume_run, start_run
+from keyhole.rounds.record import RoundRecord
 from keyhole.sampling import Cohorts, sample_cohort
 from keyhole.server.optimizers import SGD, Adam
 from keyhole.service.directory import read_current
-from keyhole.service.inbox import SpoolInbox
+from keyhole.service.inbox import SpoolInbox, seen_at_service
 from keyhole.service.numbering import Numbering
 from keyhole.service.publishing import Publisher
 from keyhole.service.served import Served
@@ -26,7 +29,7 @@ from keyhole.wire.assignment import device_name
 from tests.rounds import toy
 from tests.service.killed_trainer import die_at_every_moment
 from tests.service.living_devices import devices
-from tests.service.small_service import small_service
+from tests.service.small_service import at_service, small_service
 
 ROUNDS = 4
 
@@ -65,7 +68,7 @@ def test_a_run_over_the_service_equals_the_run_in_process(tmp_path, optimizer, k
         records = list(run.rounds(ROUNDS))
     expected, expected_records = in_process(plan, optimizer)
     assert toy.model_bytes(run.state) == toy.model_bytes(expected.state)
-    assert records == expected_records
+    assert records == at_service(expected_records)
 
 
 def test_a_round_closes_without_the_devices_that_stay_away(tmp_path):
@@ -179,6 +182,25 @@ def test_devices_draw_from_the_nonce_of_a_round(tmp_path):
             assert not {"seed", "trial"} & settings.keys()
     assert run.state.steps == 2
     assert len(set(nonces)) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "party"),
+    [
+        ("pregenerated", "slice server"),
+        ("pir", "first server"),
+        ("relay", "gateway"),
+        ("broadcast", "server"),
+    ],
+)
+def test_who_takes_updates_in_sees_them_unless_they_are_shares(name, party):
+    fetched = delivery_named(name)
+    clear = "each update, its keys and whose they are"
+    record = RoundRecord(round=0, step=1, clients=[], seen_in_sum={"server": clear})
+    told = seen_at_service(record, toy.make_plan(), fetched)
+    assert told.seen_in_sum == {party: clear, "server": clear}
+    shares = toy.make_plan(aggregate=aggregation_named("secure-sparse"))
+    assert seen_at_service(record, shares, fetched) is record
 
 
 def test_a_plain_sum_over_a_service_promises_nothing(tmp_path):

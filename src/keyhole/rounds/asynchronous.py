@@ -32,6 +32,7 @@ from keyhole.rounds.machine import Buffering, StreamMachine, Terms, WhyStep
 from keyhole.rounds.record import RoundRecord
 from keyhole.rounds.round import (
     Executor,
+    Made,
     choose,
     deliver,
     open_round,
@@ -44,7 +45,6 @@ from keyhole.rounds.round import (
 from keyhole.rounds.spec import RunParts
 from keyhole.sampling import ClientStream, Stream, generator
 from keyhole.server.inputs import weighted
-from keyhole.server.row_sums import RowUpdate
 from keyhole.server.state import ServerState
 
 _APART = ("keys", "update", "report")  # of a result under way, beside its plain numbers
@@ -74,9 +74,7 @@ class AsyncRound:
         elif result.outcome == "sent":
             self._stale.append(result.client)
 
-    def close(
-        self, t: int, step: int, why: WhyStep, layout: Layout, parts: RunParts
-    ) -> tuple[tuple[RowUpdate, ...] | None, RoundRecord]:
+    def close(self, t: int, step: int, why: WhyStep, layout: Layout, parts: RunParts) -> Made:
         """Returns the sum, each update weighed by its age, or None where the goal was not reached;
         and the record.
         """
@@ -139,7 +137,7 @@ class Buffered:
 
     def next(
         self, t: int, state: ServerState, clients: Clients, parts: RunParts, execute: Executor
-    ) -> tuple[tuple[RowUpdate, ...] | None, RoundRecord]:
+    ) -> Made:
         """Lets time pass until a step is due; see `run_round` for the arguments."""
         machine = StreamMachine(self.buffering, state.steps, len(self._in_flight))
         this = AsyncRound()

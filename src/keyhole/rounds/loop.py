@@ -35,7 +35,7 @@ from keyhole.rounds.record import (
     read_records,
     write_records,
 )
-from keyhole.rounds.round import Executor, in_process, run_round
+from keyhole.rounds.round import Executor, Made, in_process, run_round
 from keyhole.rounds.spec import RunParts
 from keyhole.sampling import check_count
 from keyhole.server.client_states import ClientStates
@@ -113,7 +113,7 @@ class Rounds(Protocol):
 
     def next(
         self, t: int, state: ServerState, clients: Clients, parts: RunParts, execute: Executor
-    ) -> tuple[tuple[RowUpdate, ...] | None, RoundRecord]:
+    ) -> Made:
         """Returns the update of round t, or None if nobody was left, and its record."""
         ...
 
@@ -153,7 +153,7 @@ class Synchronous:
 
     def next(
         self, t: int, state: ServerState, clients: Clients, parts: RunParts, execute: Executor
-    ) -> tuple[tuple[RowUpdate, ...] | None, RoundRecord]:
+    ) -> Made:
         """Runs round t; see `run_round`."""
         updates, record = run_round(t, state, clients, self._norms.told(parts), execute)
         self._norms.follow(parts, state.layout, updates)

@@ -42,6 +42,9 @@ Executor: TypeAlias = Callable[[Clients, Sequence[ClientJob]], Iterable[Any]]
 bare updates. A job is made, and its sub-model selected, each time that it is taken out of
 `jobs`."""
 
+Made: TypeAlias = tuple[tuple[RowUpdate, ...] | None, RoundRecord]
+"""What is made of a round: its mean update, None where there is no step, and its record."""
+
 
 @runtime_checkable
 class Engine(Protocol):
@@ -77,7 +80,7 @@ def in_process(clients: Clients, jobs: Sequence[ClientJob]) -> Iterable[Report]:
 
 def run_round(
     t: int, state: ServerState, clients: Clients, parts: RunParts, execute: Executor = in_process
-) -> tuple[tuple[RowUpdate, ...] | None, RoundRecord]:
+) -> Made:
     """Runs round t of Algorithm 2 up to the server step, which it leaves to the caller.
 
     Args:

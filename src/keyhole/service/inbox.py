@@ -18,6 +18,7 @@ from keyhole.planner.prices import max_bytes
 from keyhole.primitives.layout import Layout
 from keyhole.rounds.adding import add_up, agreed
 from keyhole.rounds.machine import Event
+from keyhole.rounds.record import RoundRecord
 from keyhole.rounds.round import result_of
 from keyhole.rounds.spec import RunParts
 from keyhole.sampling import Outcome
@@ -332,6 +333,18 @@ def with_maxima(
         else each
         for each in results
     ]
+
+
+def seen_at_service(record: RoundRecord, parts: RunParts, fetched: Delivery) -> RoundRecord:
+    """Returns the record with what the service saw that took updates in: where they arrive in the
+    clear, all that the trainer sees of them."""
+    sums, parties = about_of(parts.aggregate), list(fetched.about.leaks)
+    if not sums.is_in_clear:
+        return record  # devices sent shares to others
+    # Devices leave updates at the service that checks them in: of a relay, its gateway.
+    service = parties[-1 if fetched.about.route == "sealed requests" else 0]
+    seen = next(iter(sums.seen_by().values()))
+    return replace(record, seen_in_sum={service: seen, **record.seen_in_sum})
 
 
 def round_settings(t: int, parts: RunParts, users: KeyUsers | None = None) -> dict[str, object]:

@@ -44,17 +44,16 @@ from keyhole.rounds.machine import (
     terms_of,
 )
 from keyhole.rounds.norms import KeptNorms
-from keyhole.rounds.record import RoundRecord
 from keyhole.rounds.round import (
     CohortResults,
     Executor,
+    Made,
     check_budget,
     record_round,
     with_frozen,
 )
 from keyhole.rounds.spec import RunParts
 from keyhole.sampling import ClientStream
-from keyhole.server.row_sums import RowUpdate
 from keyhole.server.state import ServerState
 from keyhole.service.at_work import AtWork, End, StreamRound, Version
 from keyhole.service.inbox import (
@@ -67,6 +66,7 @@ from keyhole.service.inbox import (
     Waiting,
     nothing_of,
     round_settings,
+    seen_at_service,
     with_maxima,
 )
 from keyhole.service.lobby import Lobby
@@ -91,9 +91,7 @@ class Streamed:
     _heard: dict[int, End] = field(default_factory=dict, repr=False)  # from the summons
     _again: list[int] = field(default_factory=list, repr=False)  # to be told again
 
-    def next(
-        self, t: int, state: ServerState, clients: Clients, parts: RunParts
-    ) -> tuple[tuple[RowUpdate, ...] | None, RoundRecord]:
+    def next(self, t: int, state: ServerState, clients: Clients, parts: RunParts) -> Made:
         """Publishes round t and lets devices work until a step is due; see `Served.next`.
 
         Updates that arrived after the last step count first. If they are enough for another, there
@@ -360,11 +358,15 @@ class Served:
 
     def next(
         self, t: int, state: ServerState, clients: Clients, parts: RunParts, execute: Executor
-    ) -> tuple[tuple[RowUpdate, ...] | None, RoundRecord]:
+    ) -> Made:
         """Publishes round t, waits for its devices, and adds up what they sent."""
         parts = self.drawing(parts)
-        if parts.buffering is not None:
-            return self._stream(t, parts.buffering).next(t, state, clients, parts)
+        buffering = parts.buffering
+        make = self._gather if buffering is None else self._stream(t, buffering).next
+        rows, record = make(t, state, clients, parts)
+        return rows, seen_at_service(record, parts, self.fetched)
+
+    def _gather(self, t: int, state: ServerState, clients: Clients, parts: RunParts) -> Made:
         parts = self._norms.told(parts)
         check_budget(t, state, parts)
         self.numbering.of(t)  # nobody begins in a round of another run from here on

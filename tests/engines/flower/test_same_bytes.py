@@ -19,7 +19,7 @@ from keyhole.service.served import Served
 from tests.engines.flower.in_process_grid import InProcessGrid
 from tests.helpers import LONG
 from tests.rounds import toy
-from tests.service.small_service import small_service
+from tests.service.small_service import at_service, small_service
 
 ROUNDS = 3
 
@@ -73,7 +73,7 @@ def test_state_and_records_are_those_of_a_run_in_process(tmp_path, nodes):
         run, records = run_on(grid, service, plan)
     expected, expected_records = in_process(plan)
     assert toy.model_bytes(run.state) == toy.model_bytes(expected.state)
-    assert records == expected_records
+    assert records == at_service(expected_records)
 
 
 def test_clients_that_are_called_twice_count_once(tmp_path):
@@ -83,7 +83,7 @@ def test_clients_that_are_called_twice_count_once(tmp_path):
         run, records = run_on(grid, service, plan)
     expected, expected_records = in_process(plan)
     assert toy.model_bytes(run.state) == toy.model_bytes(expected.state)
-    assert records == expected_records
+    assert records == at_service(expected_records)
 
 
 def test_messages_stay_small_whatever_the_model(tmp_path):

@@ -26,6 +26,7 @@ from tests.rounds import toy
 from tests.service.kills.fleet import children_of
 from tests.service.living_devices import EVERYONE, living
 from tests.service.service_process import start
+from tests.service.small_service import at_service
 from tests.service.sockets import held_port, wait_for
 
 ROUNDS, READERS = 6, (100, 101)
@@ -129,7 +130,7 @@ def test_a_service_restarts_under_load_and_no_update_is_lost(tmp_path):
         run.close()
     assert not crowd.ended
     expected = start_run(toy.make_state(), toy.make_clients(), plan)
-    assert records == list(expected.rounds(ROUNDS))
+    assert records == at_service(expected.rounds(ROUNDS))
     assert toy.model_bytes(run.state) == toy.model_bytes(expected.state)
     assert crowd.taken == dict.fromkeys(range(ROUNDS), 10)
     assert set(rolling.restarted) == {"worker 0", "worker 1", "service"}
