@@ -101,7 +101,7 @@ def block_of(view: View, kept: dict[str, KeptSweep]) -> str:
         pictures = [f"![{view.title}](figures/{name})\n" for name in figure_names(view)]
         table = matrix_of(sweep, view.cost) if view.matrix else plain_table(sweep)
         text = "\n".join(["", *pictures, table, ""])
-    names = list(dict.fromkeys(part.sweep for part in view.parts))
+    names = list(dict.fromkeys(view.sweeps))
     return text + "\n".join([*(origin_of(name, kept) for name in names), "", ""])
 
 
@@ -140,11 +140,12 @@ def origin_of(name: str, kept: dict[str, KeptSweep]) -> str:
     missing = "" if len(sweep.runs) >= planned else ", the others have not been run yet"
     data = f"{sweep.dataset['name']} (`{sweep.dataset['sha256'][:12]}`)"
     when = " to ".join(dict.fromkeys([days[0], days[-1]]))
-    minutes = sum(run.seconds for run in sweep.runs) / 60
+    minutes = f"{sum(run.seconds for run in sweep.runs) / 60:,.0f}"
+    taken = f"{minutes} minute{'' if minutes == '1' else 's'}"
     return (
         f"- `{name}`: {data}, seed {sweep.spec['seed']}, {len(sweep.runs)} of {planned} runs"
         f"{missing}; "
-        f"{when}, commit {', '.join(commits)}, {minutes:,.0f} minutes in all: `{sweep.command}`"
+        f"{when}, commit {', '.join(commits)}, {taken} in all: `{sweep.command}`"
     )
 
 
@@ -223,19 +224,38 @@ def check_same(out: Path) -> None:
 
 def print_suite(own: dict[str, KeptSweep]) -> None:
     """Prints the table of each task of the benchmark, with a row for each panel of other sweeps
-    that have the task's data."""
+    that have the task's data. Rows of another number of rounds say so."""
     kept = read_all()
+    if taken := sorted(own.keys() & commands().keys()):
+        sys.exit(f"a kept sweep has this name: got {taken[0]}; expected another; rename its file")
+    unplaced = set(own)
     for view in SUITE:
-        names = {part.sweep for part in view.parts}
-        digests = {kept[name].dataset["sha256"] for name in names & kept.keys()}
+        of_task = [kept[name] for name in view.sweeps if name in kept]
+        digests = {sweep.dataset["sha256"] for sweep in of_task}
+        rounds = {sweep.spec["rounds"] for sweep in of_task}
+        fitting = {n: s for n, s in own.items() if s.dataset.get("sha256") in digests}
+        unplaced -= fitting.keys()
         parts = tuple(
-            Part(name, f"{name}: {{panel}}", "m = {value}")
-            for name, sweep in own.items()
-            if name not in commands() and sweep.dataset["sha256"] in digests
+            Part(name, name + _rounds_told(sweep, rounds) + ": {panel}", "m = {value}")
+            for name, sweep in fitting.items()
         )
         sweep = replace(view, parts=(*view.parts, *parts)).compose(kept | own)
         if sweep is not None:
             print(f"{view.title}\n\n{matrix_of(sweep, view.cost)}")
+    if unplaced:
+        known = sorted({str(kept[n].dataset["name"]) for v in SUITE for n in v.sweeps if n in kept})
+        name = min(unplaced)
+        got = own[name].dataset.get("name") or "data made for the run"
+        sys.exit(
+            f"the data of {name} are of no task of the benchmark: got {got}; expected the same "
+            f"bytes as its sweeps, of {' or '.join(known)}; set data in its file"
+        )
+
+
+def _rounds_told(sweep: KeptSweep, usual: set[int]) -> str:
+    """What a row says of its length where it is not that of the task's other rows."""
+    rounds = sweep.spec["rounds"]
+    return "" if {rounds} == usual else f" ({rounds} rounds)"
 
 
 def main() -> None:

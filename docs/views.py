@@ -55,6 +55,10 @@ class View:
     matrix: bool = False
     cost: str = "bytes"
 
+    @property
+    def sweeps(self) -> list[str]:
+        return [part.sweep for part in self.parts]
+
     def compose(self, kept: Mapping[str, KeptSweep]) -> SweepResults | None:
         """Returns its lines, as one sweep; None while no run of any is kept."""
         found = [kept[part.sweep] for part in self.parts if part.sweep in kept]

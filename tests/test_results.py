@@ -78,6 +78,26 @@ def test_own_sweeps_stand_in_the_table_of_their_task(capsys):
     assert len(rows) == len(own.results.panels)
 
 
+def test_an_own_sweep_of_another_length_says_so(capsys):
+    kept = KEPT["suite-2nn"]
+    shorter = msgspec.structs.replace(kept, sweep="mine", spec=kept.spec | {"rounds": 40})
+    results.print_suite({"mine": shorter})
+    assert "| mine (40 rounds): " in capsys.readouterr().out
+
+
+def test_an_own_sweep_with_the_name_of_a_kept_one_is_refused():
+    with pytest.raises(SystemExit, match="got suite-2nn; expected another"):
+        results.print_suite({"suite-2nn": KEPT["suite-2nn"]})
+
+
+@pytest.mark.parametrize("data", [{"name": "femnist", "sha256": "00"}, {"name": "made"}])
+def test_an_own_sweep_with_other_data_is_named(data, capsys):
+    own = msgspec.structs.replace(KEPT["suite-2nn"], sweep="mine", dataset=data)
+    with pytest.raises(SystemExit, match=f"the data of mine .* got {data['name']}"):
+        results.print_suite({"mine": own})
+    assert "broadcast of a smaller model" in capsys.readouterr().out
+
+
 def test_figures_are_redrawn_with_the_same_bytes(tmp_path):
     name, figure = next(iter(results.figures_of(KEPT)))
     results.save_svg(figure, tmp_path / name)
