@@ -114,8 +114,9 @@ def refuse_clear(settings: Mapping[str, object]) -> None:
 
 
 NORMS_SETTING, USERS_SETTING = "key_norms", "key_users"
+_ENTRY = 12  # bytes of a key and its number
 _MAX_TABLE = 4 << 20  # bytes of the tables of a round, which every device fetches with its manifest
-_MAX_KEYS = 1 << 28  # of one table: what a few bytes may unpack to
+_MAX_UNPACKED = 128 << 20  # bytes of the same, unpacked: a thousand times as many may come of few
 
 
 class _Users(msgspec.Struct, frozen=True):
@@ -138,12 +139,14 @@ def facts_settings(
     if users is not None:
         tables = {name: _packed(table) for name, table in users.tables.items()}
         told[USERS_SETTING] = {"clients": users.clients, "tables": tables}
-    size = len(msgspec.json.encode(told))
-    if size > _MAX_TABLE:
+    size, all_tables = len(msgspec.json.encode(told)), [*(norms or {}).values()]
+    all_tables += [] if users is None else users.tables.values()
+    unpacked = sum(_ENTRY * len(table.keys) for table in all_tables)
+    if size > _MAX_TABLE or unpacked > _MAX_UNPACKED:
         raise InputError(
             f"what a choice needs to know of keys is too large to go with a round: got {size} "
-            f"bytes; expected {_MAX_TABLE} or fewer; choose keys another way, or give devices a "
-            "table with tf_idf_by"
+            f"bytes, {unpacked} unpacked; expected {_MAX_TABLE} or fewer, {_MAX_UNPACKED} "
+            "unpacked; choose keys another way, or give devices a table with tf_idf_by"
         )
     return told
 
@@ -160,11 +163,10 @@ def facts_in(
     try:
         by_name = msgspec.convert(norms, dict[str, str] | None)
         told = msgspec.convert(users, _Users | None)
-        known = None if by_name is None else {n: _unpacked(text) for n, text in by_name.items()}
-        if told is None:
-            return known, None
-        tables = {name: _unpacked(text) for name, text in told.tables.items()}
-        return known, KeyUsers(told.clients, lambda: tables)
+        known, left = _unpacked_all(by_name or {}, _MAX_UNPACKED)
+        tables, _ = _unpacked_all({} if told is None else told.tables, left)
+        users_told = None if told is None else KeyUsers(told.clients, lambda: tables)
+        return (None if by_name is None else known), users_told
     except (msgspec.ValidationError, ValueError, zlib.error) as error:
         raise InputError(
             f"what a round tells of keys makes no sense: got {error}; expected tables as "
@@ -179,12 +181,21 @@ def _packed(table: KeyTable) -> str:
     return b64encode(zlib.compress(body, 9)).decode("ascii")
 
 
-def _unpacked(text: str) -> KeyTable:
+def _unpacked_all(packed: Mapping[str, str], limit: int) -> tuple[dict[str, KeyTable], int]:
+    """Tables of at most `limit` bytes together, and how many of these are left."""
+    found = {}
+    for name, text in packed.items():
+        found[name] = _unpacked(text, limit)
+        limit -= _ENTRY * len(found[name].keys)
+    return found, limit
+
+
+def _unpacked(text: str, limit: int) -> KeyTable:
     unpack = zlib.decompressobj()
-    body = unpack.decompress(b64decode(text, validate=True), 12 * _MAX_KEYS)
-    count, rest = divmod(len(body), 12)
+    body = unpack.decompress(b64decode(text, validate=True), max(1, limit))
+    count, rest = divmod(len(body), _ENTRY)
     if rest or not unpack.eof:
-        raise ValueError(f"a table of {len(body)} bytes")
+        raise ValueError(f"a table of {len(body)} bytes or more")
     keys = np.cumsum(np.frombuffer(body, "<u8", count)).astype(np.int64)
     if count and (keys[0] < 0 or (np.diff(keys) <= 0).any()):
         raise ValueError("keys that do not rise")
