@@ -178,10 +178,12 @@ def show(folder):
     (run,) = (folder / "runs").iterdir()
     records = kh.open_run(run).records()
     for record in records:
-        told = ", ".join(f"{name} {value:.3f}" for name, value in record.metrics.items())
-        print(f"round {record.round}: {len(record.staleness)} clinics{f', {told}' if told else ''}")
-    print(f"learned of codes: {records[-1].seen_by}")
-    print(f"learned of updates: {records[-1].seen_in_sum}")
+        told = "".join(f"; {name} {value:.3f}" for name, value in record.metrics.items())
+        print(f"{record.told}{told}")
+    for what, seen in (("codes", records[-1].seen_by), ("updates", records[-1].seen_in_sum)):
+        print(f"who learned what of {what}")
+        for party, learned in seen.items():
+            print(f"  {party}: {learned}")
     print(f"accuracy on visits that only clinics have: {records[-1].metrics['accuracy']:.3f}")
     return 0
 

@@ -21,13 +21,13 @@ def test_clinics_that_nobody_named_train_in_private_and_measure_the_model(tmp_pa
         env=without_test_settings(tmp_path / "cache"),
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    rounds = re.findall(r"^round (\d): (\d) clinics", done.stdout, re.M)
+    rounds = re.findall(r"^round (\d) closed.*: (\d) of \d updates count", done.stdout, re.M)
     assert [int(number) for number, _ in rounds] == [0, 1, 2, 3]
     # Three are the min clients of devices: a round that had fewer at its deadline was not opened.
     opened = [int(count) for _, count in rounds if count != "0"]
     assert min(opened) >= 3
     assert len(opened) >= 2
-    assert "learned of codes: {'first server': 'who takes part', 'second server'" in done.stdout
+    assert "who learned what of codes\n  first server: who takes part\n" in done.stdout
     measured = [float(value) for value in re.findall(r"accuracy (0\.\d+)$", done.stdout, re.M)]
     assert len(measured) == 2
     assert all(0 < value < 1 for value in measured)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
@@ -100,7 +101,8 @@ def _run(
     settings = MirrorSettings(*(options[n] for n in ("keep", "workers", "again", "back")))
 
     def copy_shown() -> None:
-        _show(title, partial(copy, store=store, settings=settings), options["as_json"])
+        found = partial(copy, store=store, settings=settings)
+        _show(title, found, options["as_json"], is_watching=options["watch"])
 
     if options["watch"]:
         _watch(title, copy_shown, partial(look, store), options["every"])
@@ -131,15 +133,21 @@ def _watch(
             stop.wait(every)
 
 
-def _show(title: str, copy: Callable[..., Moved], as_json: bool) -> None:
-    """Copies with a bar, and says what was done."""
-    with progress_bars() as bars:
-        task = bars.add_task(title, total=None, note="", unit="bytes")
+def _show(title: str, copy: Callable[..., Moved], as_json: bool, *, is_watching: bool) -> None:
+    """Copies with a bar, and says what was done. Who watches is shown no bars in a log, and no
+    round that was there already."""
+    if is_watching and not sys.stderr.isatty():
+        moved = copy()
+    else:
+        with progress_bars() as bars:
+            task = bars.add_task(title, total=None, note="", unit="bytes")
 
-        def tell(done: int, total: int) -> None:
-            bars.update(task, completed=done, total=total)
+            def tell(done: int, total: int) -> None:
+                bars.update(task, completed=done, total=total)
 
-        moved = copy(progress=tell)
+            moved = copy(progress=tell)
+    if is_watching and not (moved.bytes_moved or moved.removed):
+        return
     if as_json:
         click.echo(json.dumps(asdict(moved), indent=2))
         return
