@@ -49,6 +49,7 @@ from keyhole.rounds.clients import (
 )
 from keyhole.rounds.spec import DeviceSpec
 from keyhole.server.client_states import MAX_STATE_BYTES, ClientStates
+from keyhole.server.inputs import or_zeros
 from keyhole.wire.assignment import Wait
 from keyhole.wire.settings import (
     SUM_SETTING,
@@ -221,6 +222,8 @@ def _made(
         assert participant.measure is not None  # `_take` has looked
         return participant.measure(known, fetched, evaluates), None
     report = Report.of(participant.train(known, fetched)).checked(who, MAX_STATE_BYTES)
+    if SUM_SETTING in manifest.settings:
+        report = or_zeros(report)
     ready = bound_of(manifest.settings).ready(replace(report, state=None), fetched.keys, who)
     return ready.update if ready.beside is None else ready, report.state
 

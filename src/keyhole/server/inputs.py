@@ -214,6 +214,18 @@ def weighted(update: Tree, weight: float) -> Tree:
     return update if weight == 1 else map_leaves(lambda leaf: _scaled(leaf, weight), update)
 
 
+def or_zeros(report: Report) -> Report:
+    """Returns a report as it is where its update is finite, and else zeros of no weight, without a
+    state.
+
+    For sums that hide updates: one who makes a row NaN would learn who has it, if nothing came.
+    """
+    if _is_finite(report.update):
+        return report
+    zeros = map_leaves(lambda leaf: np.zeros_like(np.asarray(leaf)), report.update)
+    return replace(report, update=zeros, weight=report.weight and 0.0, state=None)
+
+
 def usable(update: Tree) -> Tree | None:
     """Returns a client's update in float32, or None if it is not finite or too large to add up.
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import zlib
 from base64 import b64decode, b64encode
 from collections.abc import Mapping
-from math import inf, isfinite, nan
+from math import inf, nan
 from typing import Annotated
 
 import msgspec
@@ -205,6 +205,7 @@ def _unpacked(text: str, limit: int) -> KeyTable:
 EVALUATION_SETTING = "evaluation"
 _TOLD = "told"
 _MAX_METRICS = 64
+_LARGEST = float(np.finfo(np.float32).max)  # a metric beyond it could not be sent
 
 
 class Evaluates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -232,12 +233,12 @@ class Evaluates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def numbers(self, measured: Mapping[str, float], examples: int) -> Tree:
         """Returns what a device sends that has measured this on that number of examples; a metric
-        that is missing or not finite does not count."""
+        that is missing, not finite or beyond float32 does not count."""
         weight = min(examples, self.max_examples) / self.max_examples
         told = [weight]
         for name in self.metrics:
             value = measured.get(name, np.nan)
-            told += [weight * value, weight] if isfinite(value) else [0.0, 0.0]
+            told += [weight * value, weight] if abs(value) <= _LARGEST else [0.0, 0.0]
         return {_TOLD: np.array(told, np.float32)}
 
     def allows(self, told: Tree) -> bool:
