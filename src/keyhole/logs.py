@@ -87,6 +87,12 @@ def writing_logs(kind: LogKind = "text", level: str = "info") -> Iterator[None]:
         logger.setLevel(before)
 
 
+def is_for_machines() -> bool:
+    """Returns whether lines go to standard error as JSON, so that nothing else should go there."""
+    handlers = logging.getLogger(_ROOT).handlers
+    return any(isinstance(handler.formatter, _Json) for handler in handlers)
+
+
 def _number(level: str) -> int:
     return logging.getLevelNamesMapping()[level.upper()]
 

@@ -19,6 +19,8 @@ from rich.progress import (
 from rich.table import Column
 from rich.text import Text
 
+from keyhole.logs import is_for_machines
+
 
 def make_bars() -> Progress:
     """Returns the bars that `progress_bars` shows."""
@@ -32,6 +34,7 @@ def make_bars() -> Progress:
         TimeRemainingColumn(table_column=Column(no_wrap=True)),
         _Shrinking("{task.fields[note]}"),
         console=Console(stderr=True),
+        disable=is_for_machines(),
     )
 
 

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from keyhole.wire.assignment import CheckIn
 
 
+_LIES = "a slice server lies or is damaged"
 _LOOK_EVERY = 20.0  # seconds between two looks at why there is nothing to do
 _PARTIES = {"second": "second server", "relay": "relay"}  # as what is told names them
 
@@ -308,7 +309,8 @@ def device(url: str, **options: Any) -> None:
             name: str, url: str, token_file: Path | None, cache: Path | None = None
         ) -> Device:
             def warn(reason: str) -> None:
-                notices.tell(f"{name}: {reason}, trying again")
+                again = f"{name} is asked again"
+                notices.tell(f"{name}: {reason}, trying again", logged=again)
 
             made = _device(url, stop, options, token_file, cache, warn)
             return stack.enter_context(closing(made))
@@ -409,7 +411,7 @@ def _take_part(
         on_round=show,
         on_miss=miss,
         on_wait=wait,
-        on_wrong=lambda words: notices.tell(f"{words}: a slice server lies or is damaged"),
+        on_wrong=lambda words: notices.tell(f"{words}: {_LIES}", logged=_LIES),
     )
     click.echo(f"took part in {taken} rounds")
 

@@ -16,6 +16,7 @@ from keyhole.cli.options import (
     option,
     options_of,
 )
+from keyhole.logs import is_for_machines, tell
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -129,9 +130,12 @@ def serve_with(
     names = "host", "port", "tls_cert", "tls_key", "client_ca", "insecure"
     listen = Listen(*(options[name] for name in names))
 
-    def tell(url: str, metrics: str) -> None:
-        click.echo(f"{told(url)}\nmetrics at {metrics}", err=True)
+    def listens(url: str, metrics: str) -> None:
+        if is_for_machines():
+            tell(part, "listening", f"{told(url).partition('#')[0]}; metrics at {metrics}")
+        else:
+            click.echo(f"{told(url)}\nmetrics at {metrics}", err=True)
 
     look = ServiceTelling(part, rounds)
     shown = options["metrics_listen"]
-    run(make, listen, workers=workers, metrics=shown, on_listen=tell, on_look=look)
+    run(make, listen, workers=workers, metrics=shown, on_listen=listens, on_look=look)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from keyhole.logs import is_for_machines, tell
+
 if TYPE_CHECKING:
     from keyhole.service.inbox import Waiting
 
@@ -50,17 +52,23 @@ def import_shown(source: str | Path) -> Path:
 
 
 class Notices:
-    """Lines on standard error, each kind once until something has changed."""
+    """Lines on standard error for people, each kind once until something has changed; where the
+    log is for machines, what it should say in their place."""
 
     def __init__(self) -> None:
         self._told: set[str] = set()
 
-    def tell(self, text: str, kind: str | None = None) -> None:
-        """Prints a line, unless one of its kind is there already: the text, unless told."""
+    def tell(self, text: str, kind: str | None = None, *, logged: str = "") -> None:
+        """Prints a line, unless one of its kind is there already: the text, unless told. A log for
+        machines has `logged` instead, and nothing where it is empty."""
         kind = text if kind is None else kind
-        if kind not in self._told:
-            self._told.add(kind)
+        if kind in self._told:
+            return
+        self._told.add(kind)
+        if not is_for_machines():
             click.echo(text, err=True)
+        elif logged:
+            tell("device", "notice", logged, "warning")
 
     def forget(self) -> None:
         """Things go on: what happens from now on is news again."""

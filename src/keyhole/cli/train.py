@@ -51,6 +51,7 @@ from keyhole.cli.sums import (
 from keyhole.delivery import delivery_named
 from keyhole.experiments.specs import DEFAULTS, SYNTHETIC, name_of
 from keyhole.files import directory_for_work
+from keyhole.logs import is_for_machines, tell
 
 if TYPE_CHECKING:
     from keyhole.experiments.experiment import Experiment, Hold
@@ -358,7 +359,10 @@ def _metrics_at(options: Mapping[str, Any], telling: TrainerTelling) -> Iterator
 
     shown = MetricsApp(telling, Limits())
     with serving(shown, options["metrics_listen"], prepare=lambda: None) as url:
-        click.echo(f"metrics at {url}/metrics", err=True)
+        if is_for_machines():
+            tell("trainer", "listening", f"metrics at {url}/metrics")
+        else:
+            click.echo(f"metrics at {url}/metrics", err=True)
         yield
 
 
