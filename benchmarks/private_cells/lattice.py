@@ -90,10 +90,14 @@ class Cell:
             goals.append(Goal(f"{name}, {BYTES_GOALS[case]} MB over bytes", share, 1.0))
             goals.append(Goal(f"{name}, broadcast over bytes", self.broadcast / sent, 1.0))
         if case in SERVER_GOALS:
-            spent = min(self.one, self.together)
-            goals.append(
-                Goal(f"{name}, {SERVER_GOALS[case]} s over server", SERVER_GOALS[case] / spent, 1.0)
-            )
+            goals += [
+                Goal(
+                    f"{name}, {SERVER_GOALS[case]} s over server, {how}",
+                    SERVER_GOALS[case] / spent,
+                    1.0,
+                )
+                for how, spent in (("alone", self.one), (f"of {TOGETHER}", self.together))
+            ]
         if self.in_files:
             goals.append(Goal(f"{name}, {PEAK_GOAL} GB over memory", PEAK_GOAL / self.peak, 1.0))
         if case == (10**5, 1000):

@@ -25,8 +25,9 @@ function mix(word) {
 /** Returns how many queries of a batch are for buckets, and how many for the stash: public. */
 export function batchShape(maxKeys, numKeys) {
   if (maxKeys <= FEW_KEYS || maxKeys * numKeys <= FEW_READS) return { buckets: 0, stash: maxKeys };
-  const buckets = Math.ceil((13 * maxKeys) / 10);
-  return maxKeys >= MANY_KEYS ? { buckets: buckets - 1, stash: 1 } : { buckets: buckets + 2, stash: 2 };
+  if (maxKeys < MANY_KEYS) return { buckets: Math.ceil((13 * maxKeys) / 10) + 2, stash: 2 };
+  const hundredths = 109 * maxKeys + Math.floor(Math.sqrt(44100 * maxKeys));
+  return { buckets: Math.ceil(hundredths / 100) - 1, stash: 1 };
 }
 
 /** Where keys lie: public, and the same for everyone. */
