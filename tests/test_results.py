@@ -67,6 +67,15 @@ def test_a_wrong_number_is_noticed():
     assert float(re.search(r">([\d.]+)<", zero)[1]) == 0.0
 
 
+def test_the_figure_of_readme_saves_what_readme_says():
+    tasks = {view.name: view.compose(KEPT) for view in results.SUITE}
+    figure = results.draw_headline(tasks)
+    told = [text.get_text() for axes in figure.axes for text in axes.texts]
+    (ratio,) = re.findall(r" : .*-->([\d.]+)<!--", results.PAGES[1].read_text())
+    assert sum(f"1/{ratio} of the bytes" in text for text in told) == 1
+    assert len(figure.axes) == len([text for text in told if "of the bytes" in text]) == 3
+
+
 def test_own_sweeps_stand_in_the_table_of_their_task(capsys):
     own = msgspec.structs.replace(KEPT["suite-2nn"], sweep="mine")
     results.print_suite({"mine": own})
