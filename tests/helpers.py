@@ -6,6 +6,7 @@ A new member is added here once and runs through all the laws that concern it.
 
 import importlib.util
 import os
+import time
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -202,6 +203,16 @@ def shared_file(name):
 def vector_file(name):
     """The path of a file of known answers; a test that needs one is skipped where it is not."""
     return _file_beside("KEYHOLE_VECTORS", "vectors", name)
+
+
+def eventually(holds, seconds=LONG):
+    """Whether something comes to hold."""
+    until = time.monotonic() + seconds
+    while not holds():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.02)
+    return True
 
 
 def _file_beside(variable, folder, name):

@@ -13,6 +13,7 @@ import keyhole as kh
 from keyhole.errors import InputError
 from keyhole.experiments.trackers import trackers_of
 from tests.front.test_train import SETTINGS, make_task
+from tests.helpers import eventually
 
 EACH_ROUND = {**SETTINGS, "evaluate_every": 1}
 
@@ -168,11 +169,16 @@ def test_wandb_writes_offline_files_with_each_round_once(tmp_path, monkeypatch):
     monkeypatch.delenv("WANDB_MODE", raising=False)
     curve, test = resumed(tmp_path, lambda: kh.trackers.WandB(tmp_path))
     (file,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
-    rows = [
-        {i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in record.history.item}
-        for record in wandb_records(file.read_bytes())
-        if record.WhichOneof("record_type") == "history"
-    ]
+
+    def rows_written():
+        return [
+            {i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in record.history.item}
+            for record in wandb_records(file.read_bytes())
+            if record.WhichOneof("record_type") == "history"
+        ]
+
+    assert eventually(lambda: len(rows_written()) >= 4)  # a process of W&B's writes them
+    rows = rows_written()
     assert [row["_step"] for row in rows] == [1, 2, 3, 4]
     assert [row["metrics/mse"] for row in rows] == pytest.approx(curve)
     assert rows[-1]["test/mse"] == pytest.approx(test)

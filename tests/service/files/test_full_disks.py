@@ -16,12 +16,12 @@ from keyhole.cli.main import keyhole
 from keyhole.errors import KeyholeError, ReplayError, StorageError
 from keyhole.service.admission import AdmissionFiles
 from keyhole.service.sum_files import sealing_key
+from tests.helpers import eventually
 from tests.service.files.disks import leave_room
 from tests.service.sums.aggregators import (
     COHORT,
     aggregators,
     bodies_of,
-    eventually,
     plain_sum,
     round_name,
     rows_of,
@@ -33,7 +33,7 @@ ROUND = round_name()
 
 @contextmanager
 def full(disk, pages):
-    """A disk with room for so many pages, and no more."""
+    """A disk with room for some pages, and no more."""
     leave_room(disk, pages)
     try:
         yield

@@ -194,16 +194,6 @@ class Pair:
             assert found.tobytes() == total.tobytes()
 
 
-def eventually(holds, seconds=300.0):
-    """Whether something comes to hold."""
-    until = time.monotonic() + seconds
-    while not holds():
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.02)
-    return True
-
-
 def bodies_of(terms, rows, seed=0, round_id=None):
     """What a device sends to each aggregator."""
     prg = Prg(sha256(b"%d" % seed).digest()[:16])
@@ -230,7 +220,6 @@ __all__ = [
     "Pair",
     "aggregators",
     "bodies_of",
-    "eventually",
     "facts_at",
     "plain_sum",
     "round_name",

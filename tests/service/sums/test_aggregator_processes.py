@@ -19,12 +19,11 @@ from keyhole.service.reading import RoundsDirectory
 from keyhole.service.sum_services import AggregatorClient
 from keyhole.wire.http import HttpClient
 from keyhole.wire.sockets import Retry
-from tests.helpers import LONG, ROOT
+from tests.helpers import LONG, ROOT, eventually
 from tests.service.sockets import held_port, make_certificates
 from tests.service.sums.aggregators import (
     COHORT,
     Pair,
-    eventually,
     facts_at,
     round_name,
     terms_of,

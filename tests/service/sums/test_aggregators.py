@@ -28,12 +28,11 @@ from keyhole.errors import (
 )
 from keyhole.service.sum_files import SumFiles, sealing_key
 from keyhole.wire.assignment import shown
-from tests.helpers import LONG
+from tests.helpers import LONG, eventually
 from tests.service.sums.aggregators import (
     COHORT,
     aggregators,
     bodies_of,
-    eventually,
     facts_at,
     plain_sum,
     round_name,
