@@ -75,11 +75,12 @@ def take_part(service, task, *more):
     return done
 
 
-def publish(service, task, trained=None):
+def publish(service, task, trained=None, min_examples=1):
     """Publishes a round of the task as its trainer does, who has no example."""
     keys = {"item": {"choice": "top", "count": 5}}
     cohort = {"sampling": "check-in", "size": 1}
-    spec = spec_of(task, keys=keys, cohort=cohort)
+    client = {"min_examples": min_examples}
+    spec = spec_of(task, keys=keys, cohort=cohort, client=client)
     data = kh.data.at_devices(inputs={"item": "item"}, target="label")
     experiment = Experiment(spec, data)
     told = experiment.spec.for_devices()

@@ -79,12 +79,18 @@ class OwnData:
         """Returns the population as this device knows it: itself, whatever its number."""
         from keyhole.experiments.experiment import Experiment
 
-        spec = _started(settings, self._task, self._trusted)
+        spec = for_any_number(_started(settings, self._task, self._trusted))
         clients = Experiment(spec, self.data).clients
         mine = clients.data(0)
         held = self.data.splits["test"]
         kept = held.client(0) if len(held) else mine
         return replace(clients, count=UNCOUNTED, data=lambda client: mine, held=lambda client: kept)
+
+
+def for_any_number(spec: RunSpec) -> RunSpec:
+    """Returns the record for a device with any number of examples: whether it has enough, it says
+    at its check-in, if at all, and not by staying away."""
+    return spec.changed({"client.min_examples": 1})
 
 
 def client_of_data(options: Mapping[str, Any]) -> Callable[[DeviceSettings], Clients]:

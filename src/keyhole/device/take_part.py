@@ -55,6 +55,7 @@ from keyhole.wire.settings import (
     SUM_SETTING,
     Evaluates,
     bound_of,
+    carried_in,
     evaluates_of,
     facts_in,
     refuse_clear,
@@ -221,9 +222,13 @@ def _made(
     if evaluates is not None:
         assert participant.measure is not None  # `_take` has looked
         return participant.measure(known, fetched, evaluates), None
-    report = Report.of(participant.train(known, fetched)).checked(who, MAX_STATE_BYTES)
-    if SUM_SETTING in manifest.settings:
-        report = or_zeros(report)
+
+    def train() -> Report:
+        return Report.of(participant.train(known, fetched)).checked(who, MAX_STATE_BYTES)
+
+    is_hidden = SUM_SETTING in manifest.settings
+    metrics = carried_in(manifest.settings)[1] if is_hidden else ()
+    report = or_zeros(train, fetched.model, metrics) if is_hidden else train()
     ready = bound_of(manifest.settings).ready(replace(report, state=None), fetched.keys, who)
     return ready.update if ready.beside is None else ready, report.state
 

@@ -14,16 +14,22 @@ Hidden: nothing beyond what the sum hides. Not hidden: every update, from the se
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from math import frexp, inf, isfinite, sqrt
+from math import frexp, inf, isfinite, nan, sqrt
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from keyhole.arrays import Array, Tree
-from keyhole.errors import InputError, NotFiniteError, ShapeError, TooLargeError
+from keyhole.errors import (
+    InputError,
+    NoExamplesError,
+    NotFiniteError,
+    ShapeError,
+    TooLargeError,
+)
 from keyhole.primitives.keyspace import Keys
 from keyhole.primitives.report import Report
 from keyhole.tree import flatten, map_leaves, unflatten
@@ -214,16 +220,24 @@ def weighted(update: Tree, weight: float) -> Tree:
     return update if weight == 1 else map_leaves(lambda leaf: _scaled(leaf, weight), update)
 
 
-def or_zeros(report: Report) -> Report:
-    """Returns a report as it is where its update is finite, and else zeros of no weight, without a
-    state.
+def or_zeros(train: Callable[[], Report], like: Tree, metrics: Iterable[str]) -> Report:
+    """Returns what training brings; where that has no examples to train on, or is not finite, zeros
+    of no weight, without a state.
 
     For sums that hide updates: one who makes a row NaN would learn who has it, if nothing came.
+
+    Args:
+        like: what an update is shaped as.
+        metrics: names of those that the sum asks for.
     """
-    if _is_finite(report.update):
-        return report
+    try:
+        report = train()
+        if _is_finite(report.update):
+            return report
+    except NoExamplesError:
+        report = Report(like, metrics=dict.fromkeys(metrics, nan))
     zeros = map_leaves(lambda leaf: np.zeros_like(np.asarray(leaf)), report.update)
-    return replace(report, update=zeros, weight=report.weight and 0.0, state=None)
+    return replace(report, update=zeros, weight=0.0, state=None)
 
 
 def usable(update: Tree) -> Tree | None:
