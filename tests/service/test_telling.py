@@ -246,7 +246,7 @@ def test_a_round_without_a_trainer_has_no_goal_but_its_cohort(tmp_path):
         service.publish()
         status = RoundFiles(tmp_path).status(1e12)
     assert (status.cohort, status.goal, status.trainer_away) == (None, None, None)
-    assert status.told == "round 0: 0 updates"
+    assert status.told == "round 0 is open; no update is here"
 
 
 def test_what_took_long_to_count_is_counted_again_later(tmp_path, monkeypatch):

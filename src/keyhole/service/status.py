@@ -62,7 +62,7 @@ class RoundStatus(msgspec.Struct, frozen=True):
     """How a round stands. What nobody has said is None.
 
     Args:
-        cohort: devices that take part; None where all may.
+        cohort: devices that take part; None where all may, and in a copy of rounds.
         goal: updates with which it closes.
         updates: that are here, or as the trainer counts them at two aggregators.
         refused: updates that were refused when they came.
@@ -97,6 +97,8 @@ class RoundStatus(msgspec.Struct, frozen=True):
         """Says in one line how it stands: what it waits for while it is open."""
         if self.updates is None:
             return f"round {self.number} is {self.phase}; its counts are at the metrics' address"
+        if not self.updates and self.goal is None and not self.refused:  # perhaps a copy
+            return f"round {self.number} is {self.phase}; no update is here"
         if self.phase == "closed":
             return f"round {self.number} is closed with {_of(self.updates, self.goal)}"
         done = self.updates + self.refused

@@ -205,7 +205,7 @@ function cohortChart(run) {
 function roundCard(round) {
   const goal = round.goal ?? round.cohort, done = round.updates ?? 0, id = `round-${round.name.replaceAll(/[^\w-]/g, "_")}`;
   const facts = [
-    ["cohort", round.cohort === null ? "open to all" : count(round.cohort, "device")],
+    ["cohort", round.cohort === null ? "-" : count(round.cohort, "device")],
     ["checked in", round.checked_in === null ? "-" : plain.format(round.checked_in)],
     ["waiting to be drawn", round.waiting === null ? "-" : plain.format(round.waiting)],
     ["refused", plain.format(round.refused)],
