@@ -232,7 +232,7 @@ def or_zeros(train: Callable[[], Report], like: Tree, metrics: Iterable[str]) ->
     """
     try:
         report = train()
-        if _is_finite(report.update):
+        if _is_finite(map_leaves(_cast, report.update)):
             return report
     except NoExamplesError:
         report = Report(like, metrics=dict.fromkeys(metrics, nan))
