@@ -34,6 +34,7 @@ LAYERS = [
         "about",
         "arrays",
         "compiled",
+        "computing",
         "digests",
         "errors",
         "extras",

@@ -4,12 +4,15 @@ import os
 import subprocess
 import sys
 import threading
+import time
 
 import jax
 import numpy as np
 import pytest
 
+from keyhole.computing import complete
 from keyhole.errors import InputError
+from keyhole.parts import failed_hook
 from keyhole.rounds.clients import ClientJob, Clients
 from keyhole.rounds.cores import Cores, use_one_thread
 from tests.helpers import LONG, ROOT
@@ -149,7 +152,67 @@ def test_clients_train_at_the_same_time():
     assert updates(clients(train), jobs(2)) == [0, 1]
 
 
-def test_few_sub_models_are_held_at_a_time():
+class InSteps:
+    """A train function in steps, which notes the threads of its Python and its computations."""
+
+    def __init__(self, compute=lambda slices: slices):
+        self.compute, self.python, self.computed = compute, [], []
+
+    def __call__(self, slices, data, rng):
+        return complete(self.train_in_steps(slices, data, rng))
+
+    def train_in_steps(self, slices, data, rng):
+        self.python.append(threading.get_ident())
+        found = yield lambda: self.noted(slices)
+        self.python.append(threading.get_ident())
+        return found
+
+    def noted(self, slices):
+        self.computed.append(threading.get_ident())
+        return self.compute(slices)
+
+
+def test_long_computations_run_at_the_same_time_and_python_in_one_thread():
+    both = threading.Barrier(2, timeout=LONG)
+
+    def compute(slices):
+        both.wait()
+        return slices
+
+    train = InSteps(compute)
+    assert updates(clients(train), jobs(2)) == [0, 1]
+    assert len(set(train.computed)) == 2
+    assert set(train.python) == {threading.get_ident()}
+
+
+def test_short_computations_stay_in_one_thread_once_they_are_known():
+    train, cores = InSteps(), Cores(2)
+    for _ in range(3):
+        assert [report.update for report in cores(clients(train), jobs(20))] == list(range(20))
+    assert set(train.computed[-20:]) == {threading.get_ident()}
+
+
+def test_one_core_computes_where_its_reports_are_taken():
+    train = InSteps(lambda slices: time.sleep(0.002))
+    list(Cores(1)(clients(train), jobs(3)))
+    assert set(train.computed) == {threading.get_ident()}
+
+
+def test_reports_before_the_client_that_failed_come_first():
+    def compute(slices):
+        if slices == 3:
+            raise ValueError("broken")
+        return slices
+
+    reports, brought = Cores(2)(clients(InSteps(compute)), jobs(20)), []
+    with pytest.raises(ValueError, match="broken") as caught:
+        brought.extend(report.update for report in reports)
+    assert brought == [0, 1, 2]
+    assert failed_hook(caught.value) == "train of client 3 in round 0 has failed"
+
+
+@pytest.mark.parametrize("train", [lambda slices, data, rng: slices, InSteps()])
+def test_few_sub_models_are_held_at_a_time(train):
     taken = []
 
     class Counted(list):
@@ -157,7 +220,7 @@ def test_few_sub_models_are_held_at_a_time():
             taken.append(at)
             return super().__getitem__(at)
 
-    reports = Cores(2)(clients(lambda slices, data, rng: slices), Counted(jobs(20)))
+    reports = Cores(2)(clients(train), Counted(jobs(20)))
     ahead = [len(taken) - brought for brought, _ in enumerate(reports)]
     assert max(ahead) <= 2 * 2
     assert sorted(taken) == list(range(20))

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import numpy as np
 
 from keyhole import tree
 from keyhole.arrays import Array, Tree, empty_on_line, on_line
+from keyhole.computing import Steps, complete
 from keyhole.errors import ShapeError
 from keyhole.models.client_update import (
     Batch,
@@ -83,12 +84,17 @@ class LocalSgd:
 
         The examples in `data` share a first axis; `rng` orders them.
         """
+        return complete(self.train_in_steps(slices, data, rng))
+
+    def train_in_steps(self, slices: Tree, data: Batch, rng: np.random.Generator) -> Steps[Report]:
+        """Does the same in steps: yields what one call of compiled code computes."""
         data = draw_examples(self.settings, data, rng)
         batches = draw_batches(self.settings, count_examples(data), rng)
         if self.model.plain_sgd is not None and self.settings.is_plain:
-            update, loss = self.model.plain_sgd(slices, data, batches, self.settings.client_lr)
+            given = slices, data, batches, self.settings.client_lr
+            update, loss = yield partial(self.model.plain_sgd, *given)
         else:
-            update, loss = self._train_compiled(slices, data, batches)
+            update, loss = yield from self._train_compiled(slices, data, batches)
         return Report(update, metrics={"loss": float(loss)})
 
     @property
@@ -96,7 +102,7 @@ class LocalSgd:
         """How many shapes have been compiled so far; each device compiles each of them once."""
         return len(self._shapes)
 
-    def _train_compiled(self, slices: Tree, data: Batch, batches: Array) -> tuple[Tree, Any]:
+    def _train_compiled(self, slices: Tree, data: Batch, batches: Array) -> Steps[tuple[Tree, Any]]:
         layout = self.model.layout
         counts = count_slots(layout, slices)
         sizes = {name: self._round_slots(name, m) for name, m in counts.items()}
@@ -104,7 +110,8 @@ class LocalSgd:
         max_steps = epochs * max(MIN_BATCHES, _power_of_two(len(batches) // epochs))
         is_whole = sizes == counts
         start = slices if is_whole else resize_submodel(layout, slices, sizes)
-        update, loss = self._train(
+        update, loss = yield partial(
+            self._train,
             tree.map_leaves(on_line, start),  # XLA's own copy of slices takes several times as long
             slot_masks(counts, sizes),
             {name: _arrange(np.asarray(array), batches, max_steps) for name, array in data.items()},

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, overload
 
 from keyhole import tree
 from keyhole.arrays import Tree
+from keyhole.computing import Steps, complete
 from keyhole.errors import InputError, NoExamplesError
 from keyhole.keys.budget import DeviceClass, assign_device, keys_within
 from keyhole.keys.choice import ClientContext, KeyTable, KeyUsers
@@ -68,6 +69,13 @@ def reads_only(train: ClientUpdateFn) -> bool:
     """Whether a train function declares, by an attribute `reads_only`, that it writes nothing into
     its slices: then a client that takes the whole model is lent the server's own rows."""
     return bool(getattr(train, "reads_only", False))
+
+
+def trains_in_steps(train: ClientUpdateFn) -> Callable[..., Steps[Any]] | None:
+    """Returns the method `train_in_steps` that a train function may have: it takes and returns the
+    same, and lets each computation run where there is room; see `keyhole.computing`."""
+    found: Callable[..., Steps[Any]] | None = getattr(train, "train_in_steps", None)
+    return found
 
 
 def _own(submodel: Tree) -> Tree:
@@ -293,21 +301,30 @@ class ClientJob:
     frozen: Tree | None = None
 
     def run(self, clients: Clients) -> Report:
-        """Returns what the client reports; the update `NOTHING` where it has no examples."""
+        """Returns what the client reports, its update clipped and weighted and its state packed: a
+        function of the job and the client's data alone; the update `NOTHING` where it has no
+        examples."""
+        return complete(self.run_in_steps(clients))
+
+    def run_in_steps(self, clients: Clients) -> Steps[Report]:
+        """Does the same in the steps of `clients.train`, if it has some."""
         try:
-            return self.train(clients)
+            report = yield from self._train(clients)
         except NoExamplesError:
             return Report(NOTHING)
-
-    def train(self, clients: Clients) -> Report:
-        """Returns the report, its update clipped and weighted and its state packed, a function of
-        the job and the client's data alone; raises NoExamplesError where the client has none.
-        """
-        return self.bound.ready(self.brought(clients), self.keys, self._who)
+        return self.bound.ready(report, self.keys, self._who)
 
     def brought(self, clients: Clients) -> Report:
         """Returns the report before its update is clipped and weighted; where updates are weighted
-        and the client tells no weight, its examples are counted."""
+        and the client tells no weight, its examples are counted.
+
+        Raises:
+            NoExamplesError: the client has none.
+        """
+        return complete(self._train(clients))
+
+    def _train(self, clients: Clients) -> Steps[Report]:
+        """Trains, in steps where the trainer knows them; returns what `brought` does."""
         given = {}
         with running("train", _WHO, self.client, self.seed_path[-2]):
             data = self._localized(clients)
@@ -316,7 +333,12 @@ class ClientJob:
                 place = self.client, self.seed_path[-2]
                 given["context"] = TrainContext(*place, self.keys, held, self.frozen)
             slices = self.submodel if reads_only(clients.train) else _own(self.submodel)
-            found = clients.train(slices, data, generator(*self.seed_path), **given)
+            rng = generator(*self.seed_path)
+            in_steps = trains_in_steps(clients.train)
+            if in_steps is None:
+                found = clients.train(slices, data, rng, **given)
+            else:
+                found = yield from in_steps(slices, data, rng, **given)
         report = Report.of(found).checked(self._who, clients.max_state_bytes)
         is_counted = self.bound.max_weight is not None and report.weight is None
         return replace(report, weight=_weight_of(data)) if is_counted else report

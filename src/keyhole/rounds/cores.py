@@ -6,22 +6,26 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
 from itertools import islice
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from threading import Lock
+from time import perf_counter
 from typing import Any, TypeVar
 
+from keyhole.computing import Steps
 from keyhole.data.cache import cache_root
 from keyhole.errors import InputError
 from keyhole.primitives.report import Report
-from keyhole.rounds.clients import ClientJob, Clients, bytes_in
+from keyhole.rounds.clients import ClientJob, Clients, bytes_in, trains_in_steps
 from keyhole.rounds.workers import THREADS, count_cores, set_one_thread
 
 _CORE = "keyhole_core_"  # names the CPU backend of each core beside the first
 _LARGE = 8 << 20  # bytes of an update, of which few may wait for their turn
+_SHORT = 1e-3  # seconds; at half of it a second core cost as much CPU as it saved time
 _In = TypeVar("_In")
 _Out = TypeVar("_Out")
 
@@ -140,6 +144,22 @@ def keep_compiled() -> None:
     jax.config.update("jax_compilation_cache_dir", str(cache_root() / "compiled"))
 
 
+@dataclass
+class _Pace:
+    """How long the computations of a client have taken lately; no bytes depend on it."""
+
+    seconds: float = 10 * _SHORT
+
+    def note(self, seconds: float) -> None:
+        """Counts one more; one that compiles counts as a long one, and is soon forgotten."""
+        self.seconds += (min(seconds, 10 * _SHORT) - self.seconds) / 8
+
+    @property
+    def is_short(self) -> bool:
+        """Whether waking another thread costs more than it saves."""
+        return self.seconds < _SHORT
+
+
 @dataclass(frozen=True)
 class Cores:
     """Runs jobs in threads of this process: an executor for rounds. Call `use_one_thread` first.
@@ -153,6 +173,7 @@ class Cores:
     """
 
     count: int = field(default_factory=count_cores)
+    _pace: _Pace = field(default_factory=_Pace, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.count < 1:
@@ -163,6 +184,8 @@ class Cores:
     def __call__(self, clients: Clients, jobs: Sequence[ClientJob]) -> Iterator[Report]:
         """Yields reports in the order of the jobs; raises what the first client that failed has
         raised."""
+        if trains_in_steps(clients.train) is not None:
+            return _Team(clients, jobs, self.count, self._pace).reports()
         making = Lock()  # a delivery of one's own need not know of threads
 
         def run(at: int) -> Report:
@@ -176,3 +199,159 @@ class Cores:
 
 def _has_large_update(report: Report) -> bool:
     return bytes_in(report.update) > _LARGE
+
+
+class _Team:
+    """Runs jobs whose trainer knows steps: all Python in the thread that takes the reports, and
+    computations in that thread and others.
+
+    So no thread waits for Python at every array operation of another; see `keyhole.computing`.
+    """
+
+    def __init__(
+        self, clients: Clients, jobs: Sequence[ClientJob], count: int, pace: _Pace
+    ) -> None:
+        self._clients, self._jobs, self._count, self._pace = clients, jobs, count, pace
+        self._offered: SimpleQueue[_Computation | None] = SimpleQueue()
+
+    def reports(self) -> Iterator[Report]:
+        """Yields the report of each job, in order."""
+        others = _devices(self._count)[1:]  # the first is this thread's own
+        pool = ThreadPoolExecutor(len(others)) if others else None
+        helpers = [pool.submit(self._help, core) for core in others] if pool else []
+        try:
+            yield from self._in_order()
+        finally:
+            with suppress(Empty):
+                while True:
+                    self._offered.get_nowait()
+            for _ in helpers:
+                self._offered.put(None)
+            if pool is not None:
+                pool.shutdown(wait=False)  # see `map_on_cores`
+            wait(helpers)
+
+    def _help(self, core: Any) -> None:
+        """Computes what is offered, in a thread with a core of JAX."""
+        import jax
+
+        with jax.default_device(core):
+            while (computation := self._offered.get()) is not None:
+                computation.run()
+                del computation  # nor what it has found
+
+    def _in_order(self) -> Iterator[Report]:
+        left, under_way = iter(range(len(self._jobs))), deque[_Task]()
+        while True:
+            for at in left:
+                under_way.append(self._start(at))
+                if len(under_way) >= self._room(under_way[0]):
+                    break
+            if not under_way:
+                return
+            report = self._finish(under_way)
+            yield report
+            del report  # it may be large
+            under_way.popleft()
+
+    def _room(self, first: _Task) -> int:
+        """How many jobs may be under way: sub-models are held meanwhile."""
+        if self._pace.is_short:
+            return 1
+        return self._count if first.is_large else 2 * self._count
+
+    def _start(self, at: int) -> _Task:
+        task = _Task(self._clients, self._jobs, at)
+        if task.computation and self._count > 1 and not self._pace.is_short:
+            self._offered.put(task.computation)
+        return task
+
+    def _finish(self, under_way: deque[_Task]) -> Report:
+        """Returns the first report; until it can be made, others are computed here."""
+        first = under_way[0]
+        while (computation := first.computation) is not None:
+            for task in under_way:
+                if computation.is_done:
+                    break
+                if task.computation is not None:
+                    task.computation.run()
+            first.go_on(computation)
+            self._pace.note(computation.seconds)
+        return first.report()
+
+
+class _Computation:
+    """A function that one thread calls, whichever comes first, and what came of it."""
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        self._work: Callable[[], Any] | None = work
+        self._free, self._busy = Lock(), Lock()
+        self._busy.acquire()
+        self._found: Any = None
+        self._failed: BaseException | None = None
+        self.seconds = 0.0
+
+    def run(self) -> None:
+        """Computes, unless a thread has begun to."""
+        if not self._free.acquire(blocking=False):
+            return
+        work, self._work, start = self._work, None, perf_counter()
+        assert work is not None
+        try:
+            self._found = work()
+        except BaseException as error:
+            self._failed = error
+            if not isinstance(error, Exception):
+                raise
+        finally:
+            del work  # nor what it was given
+            self.seconds = perf_counter() - start
+            self._busy.release()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nobody need wait for it."""
+        return not self._busy.locked()
+
+    def send(self, steps: Steps[_Out]) -> Callable[[], Any]:
+        """Waits, and passes on what came of it; returns what is to be computed next."""
+        with self._busy:
+            found, self._found = self._found, None
+        return steps.send(found) if self._failed is None else steps.throw(self._failed)
+
+
+class _Task:
+    """A job under way: what it computes now, until it has a report or an error."""
+
+    def __init__(self, clients: Clients, jobs: Sequence[ClientJob], at: int) -> None:
+        self.computation: _Computation | None = None
+        self.is_large = False
+        self._report: Report | None = None
+        self._error: Exception | None = None
+        try:
+            job = jobs[at]
+            self.is_large = bytes_in(job.submodel) > _LARGE
+            self._steps = job.run_in_steps(clients)
+            self.computation = _Computation(next(self._steps))
+        except StopIteration as done:
+            self._report = done.value
+        except Exception as error:  # noqa: BLE001 - raised in its turn
+            self._error = error
+
+    def go_on(self, done: _Computation) -> None:
+        """Moves on to the next computation, or to the end."""
+        self.computation = None
+        try:
+            self.computation = _Computation(done.send(self._steps))
+        except StopIteration as end:
+            self._report = end.value
+        except Exception as error:  # noqa: BLE001 - raised in its turn
+            self._error = error
+
+    def report(self) -> Report:
+        """Returns what came of a job that has ended, or raises its error."""
+        if self._error is not None:
+            raise self._error
+        assert self._report is not None
+        report, self._report = self._report, None
+        return report
