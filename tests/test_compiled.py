@@ -26,6 +26,10 @@ def floats(*shape):
     return RNG.normal(size=shape).astype(np.float32)
 
 
+def table(*shape):
+    return floats(*shape).astype(np.float32)
+
+
 def bools(*shape):
     return RNG.integers(0, 2, shape).astype(np.bool_)
 
@@ -211,6 +215,19 @@ CASES = {
         (table, KEYS, order, (floats(200, 7) * 100).astype(table.dtype))
         for table in (floats(50, 7), words(50, 7, dtype=np.int64))
         for order in (None, ORDER)
+    ],
+    "server.rows.take_columns": lambda: [
+        (table(50, 9 + before * behind), KEYS, 7, table(before, len(KEYS), behind))
+        for before, behind in ((1, 1), (37, 1), (16, 1), (1, 33), (4, 5), (0, 3))
+    ],
+    "server.rows.add_columns": lambda: [
+        (table(50, 9 + before * behind), KEYS, 7, table(before, len(KEYS), behind))
+        for before, behind in ((1, 1), (37, 1), (16, 1), (1, 33), (4, 5), (0, 3))
+    ],
+    "server.inputs.all_below": lambda: [
+        (values.astype(np.float32), limit)
+        for values in (floats(99), -floats(99), WILD, floats(0))
+        for limit in (np.float32(0.5), np.float32(2.0), np.float32(1e30))
     ],
     "server.rows.partition": lambda: [(KEYS, 4, 3, np.empty(200, np.int64))],
     "server.rows.number_keys": lambda: [

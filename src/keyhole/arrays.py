@@ -57,6 +57,14 @@ def on_line(array: Array) -> Array:
     return copy
 
 
+def read_only(array: Array) -> Array:
+    """Returns a view that cannot be written to: compiled loops that only read an array take it in
+    this form, in which what JAX returns comes, too; each other form is compiled once more."""
+    seen = array.view()
+    seen.setflags(write=False)
+    return seen
+
+
 # Parameters of mallopt(3).
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -2, -3, -8
 _KEEP, _PAD = 2**31 - 1, 64 << 20

@@ -62,6 +62,8 @@ def map_leaves(fn: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:
     >>> map_leaves(lambda a, b: a + b, {"w": 1, "b": 2}, {"w": 10, "b": 20})
     {'w': 11, 'b': 22}
     """
+    if not rest:
+        return _map(fn, tree)
     first, others = flatten(tree), [flatten(other) for other in rest]
     for other in others:
         if other.keys() != first.keys():
@@ -71,6 +73,15 @@ def map_leaves(fn: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:
                 "paths"
             )
     return _rebuild(tree, lambda path, leaf: fn(leaf, *(o[path] for o in others)), "")
+
+
+def _map(fn: Callable[[Any], Any], tree: Tree) -> Tree:
+    """Copies the nodes of `tree` and asks `fn` for the leaves; most trees are dicts of arrays."""
+    if type(tree) is dict:
+        return {name: _map(fn, node) for name, node in tree.items()}
+    if type(tree) is np.ndarray:
+        return fn(tree)
+    return _rebuild(tree, lambda _, leaf: fn(leaf), "")
 
 
 def _collect(tree: Tree, path: str, leaves: dict[str, Any]) -> None:

@@ -2,12 +2,16 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import keyhole as kh
+from keyhole import tree
 from keyhole.errors import NotFiniteError
 from keyhole.primitives.keyspace import are_same_rising
 from keyhole.server.row_sums import BLOCK, sum_block, sum_updates
 from keyhole.server.rows import sum_rows
+from tests.helpers import LAYOUTS, client_keys, model_of
 
 SPACE = kh.KeySpace("row", 9)
 LAYOUT = kh.Layout.of(
@@ -48,6 +52,39 @@ def test_a_block_may_be_added_up_in_pieces():
     others = {"row": SPACE.keys([2, 0])}
     (mixed,) = sum_block(LAYOUT, updates_of(others["row"], 1), [others], first).parts
     assert mixed.keys.tolist() == list(range(9))
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+@given(data=st.data())
+def test_leaves_add_up_as_their_rows_do(name, data):
+    """Of any layout, of keys in any order and repeated, of leaves that lie in any way."""
+    layout = LAYOUTS[name]
+    chosen = [layout.keys_by_space(data.draw(client_keys(layout))) for _ in range(3)]
+    counts = [{space: len(z) for space, z in keys.items()} for keys in chosen]
+    updates = [data.draw(model_of(layout, each)) for each in counts]
+    ways = as_it_is, frozen, turned
+    brought = [tree.map_leaves(lay, u) for lay, u in zip(ways, updates, strict=True)]
+    summed = sum_updates(layout, brought, chosen, "nothing")
+    for part, found in zip(layout.parts, summed, strict=True):
+        rows = [part.to_rows(tree.flatten(u)) for u in updates]
+        keys = np.concatenate([part.keys_of(each).array for each in chosen])
+        distinct, sums = sum_rows(keys, np.ascontiguousarray(np.concatenate(rows), np.float32))
+        assert (found.keys.tobytes(), found.rows.tobytes()) == (distinct.tobytes(), sums.tobytes())
+
+
+def as_it_is(leaf):
+    return leaf
+
+
+def frozen(leaf):
+    leaf = leaf.copy()
+    leaf.setflags(write=False)
+    return leaf
+
+
+def turned(leaf):
+    """Fortran order, where there is another than C."""
+    return np.asfortranarray(leaf)
 
 
 def test_more_clients_than_a_block_has_are_added_up():

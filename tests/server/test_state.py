@@ -41,6 +41,7 @@ def test_select_is_select_of_the_full_model(name, data):
     model, keys = data.draw(model_of(layout)), data.draw(client_keys(layout))
     state = ServerState.dense(layout, model, SGD(0.1))
     assert_trees_equal(state.select(keys), layout.select(model, keys))
+    assert_trees_equal(state.lend(keys), layout.select(model, keys))
     assert_trees_equal(state.model(), model)
 
 
@@ -51,11 +52,13 @@ def test_lazy_state_selects_from_the_model_it_stands_for(name, optimizer):
     paths = [field.path for part in layout.parts for field in part.fields]
     lazy = ServerState.lazy(layout, optimizer, dict.fromkeys(paths, Normal(0.1)), seed=9)
     dense = ServerState.dense(layout, lazy.model(), optimizer)
+    few = [space.keys([space.num_keys - 1, 0]) for space in layout.spaces]
     for _ in range(5):
         updates = random_updates(layout, rng)
         lazy.step(updates)
         dense.step(updates)
         assert_trees_equal(lazy.model(), dense.model())
+        assert_trees_equal(lazy.lend(few), dense.select(few))
 
 
 def test_a_step_of_sgd_subtracts_the_deselected_update():

@@ -69,6 +69,11 @@ def draw_distinct(below: int, count: int, rng: np.random.Generator) -> KeyArray:
     """
     count = min(count, below)
     partners = rng.integers(np.arange(count), below - 1, endpoint=True).tolist()
+    if below <= 8 * count:  # a list of all is shorter work than a dict of those that moved
+        every = list(range(below))
+        for place, partner in enumerate(partners):
+            every[place], every[partner] = every[partner], every[place]
+        return np.array(every[:count], np.int64)
     moved: dict[int, int] = {}
     drawn = []
     for place, partner in enumerate(partners):

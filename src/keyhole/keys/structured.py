@@ -43,7 +43,10 @@ def top(context: KeyContext) -> KeyArray:
     [7, 9, 2]
     """
     # Keys rise, so a stable sort leaves ties to the smaller one.
-    order = np.argsort(-context.counts.counts, kind="stable")
+    counts = context.counts.counts
+    if counts.max(initial=0) < 1 << 15:
+        counts = counts.astype(np.int16)  # in whose range NumPy sorts without comparing
+    order = np.argsort(-counts, kind="stable")
     return context.counts.keys[order[: context.max_keys]]
 
 

@@ -95,7 +95,7 @@ class LocalSgd:
             update, loss = yield partial(self.model.plain_sgd, *given)
         else:
             update, loss = yield from self._train_compiled(slices, data, batches)
-        return Report(update, metrics={"loss": float(loss)})
+        return Report(update, metrics={"loss": float(np.asarray(loss))})
 
     @property
     def compilations(self) -> int:
@@ -110,11 +110,12 @@ class LocalSgd:
         max_steps = epochs * max(MIN_BATCHES, _power_of_two(len(batches) // epochs))
         is_whole = sizes == counts
         start = slices if is_whole else resize_submodel(layout, slices, sizes)
+        places = np.maximum(batches, 0)
         update, loss = yield partial(
             self._train,
             tree.map_leaves(on_line, start),  # XLA's own copy of slices takes several times as long
             slot_masks(counts, sizes),
-            {name: _arrange(np.asarray(array), batches, max_steps) for name, array in data.items()},
+            {name: _arrange(np.asarray(array), places, max_steps) for name, array in data.items()},
             _masks(batches, max_steps),
             np.int32(len(batches)),
         )
@@ -200,15 +201,15 @@ def _clip(settings: ClientUpdate, grads: Tree) -> Tree:
     return jax.tree.map(lambda g: g * scale, grads)
 
 
-def _arrange(array: Array, batches: Array, max_steps: int) -> Array:
+def _arrange(array: Array, places: Array, max_steps: int) -> Array:
     """The examples of each step side by side, (most steps, batch size, ...).
 
     NumPy gathers rows at the speed of memory, XLA within the loop several times slower. A place
     without example holds the first one, under a mask: it cannot bring in a NaN of its own. Steps
     beyond the last are never read, nor written.
     """
-    arranged = empty_on_line((max_steps, *batches.shape[1:], *array.shape[1:]), array.dtype)
-    np.take(array, np.maximum(batches, 0), axis=0, out=arranged[: len(batches)], mode="clip")
+    arranged = empty_on_line((max_steps, *places.shape[1:], *array.shape[1:]), array.dtype)
+    np.take(array, places, axis=0, out=arranged[: len(places)], mode="clip")
     return arranged
 
 

@@ -205,6 +205,21 @@ class Part:
             start = stop
         return leaves
 
+    @cached_property
+    def blocks(self) -> tuple[tuple[str, int, int, int], ...] | None:
+        """Where each field of a row belongs: its path, its first column, and how many numbers a
+        client's parameter has before and behind the axis of the keys. The parameter is C-contiguous
+        (before, number of slices, behind). None where a field is cut along two axes."""
+        if len(self.product.factors) > 1:
+            return None
+        found, start = [], 0
+        for field in self.fields:
+            (axis,) = field.axes or (0,)
+            behind = field.shape[axis + 1 :] if field.axes else field.shape
+            found.append((field.path, start, prod(field.shape[:axis]), prod(behind)))
+            start += prod(field.slice_shape)
+        return tuple(found)
+
     def pack(self, piece: Mapping[str, Array]) -> bytes:
         """Returns the bytes of one slice, laid out as `record`."""
         row = np.zeros((), self.record)

@@ -22,7 +22,8 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from keyhole.arrays import Array, Tree
+from keyhole.arrays import Array, Tree, read_only
+from keyhole.compiled import loop
 from keyhole.errors import (
     InputError,
     NoExamplesError,
@@ -41,7 +42,7 @@ HeldBy: TypeAlias = Literal["checked", "proved", "unproved"]
 """How a bound on updates is held: measured by who adds them up, proved to them, or kept by honest
 devices alone."""
 
-_LARGEST = np.finfo(np.float32).max / 2**20  # a million of them still add up
+_LARGEST = np.float32(np.finfo(np.float32).max / 2**20)  # a million of them still add up
 _TOLERANCE = 1e-4  # a device may measure in 32 bits: what is above by less is taken as it is
 
 
@@ -262,8 +263,16 @@ def _cast(leaf: Any) -> NDArray[np.float32]:
 
 
 def _is_small(leaf: NDArray[np.float32]) -> bool:
-    """Two passes that write nothing; a NaN is both the least and the largest, and not small."""
-    return leaf.size == 0 or bool(leaf.min() >= -_LARGEST and leaf.max() <= _LARGEST)
+    if leaf.flags.c_contiguous and leaf.flags.aligned:
+        return all_below(read_only(leaf.reshape(-1)), _LARGEST)
+    return all_below.plain(leaf, _LARGEST)
+
+
+@loop("keyhole.server.row_loops")
+def all_below(numbers: NDArray[np.float32], limit: np.float32) -> bool:
+    """Whether no number is beyond a limit, or NaN: two passes that write nothing; a NaN is both the
+    least and the largest."""
+    return numbers.size == 0 or bool(numbers.min() >= -limit and numbers.max() <= limit)
 
 
 def _is_finite(update: Tree) -> bool:

@@ -1,4 +1,4 @@
-"""Runs the loops of `rows.py` and `row_sums.py` over rows and keys, compiled.
+"""Runs the loops of `rows.py`, `row_sums.py` and `inputs.py` over rows and keys, compiled.
 
 What makes them fast: a row due a few steps later is fetched into the cache while the current one is
 moved (the compiler has no word for this), and large outputs are streamed past the cache, which
@@ -170,6 +170,48 @@ def add_rows(table, keys, order, rows):
         _add_row(target, source + i * width, ahead, width, table)
 
 
+_TILE = 16  # float32 in a line: as many lines of the other side stay in the first-level cache
+
+
+@njit(cache=True, nogil=True)
+def take_columns(table, keys, start, out):
+    """Runs `take_columns` of `rows.py`; single numbers go in tiles, since one side has them far
+    apart."""
+    before, count, behind = out.shape
+    if behind == 1:
+        for tile in range(0, before, _TILE):
+            lines = out[tile : min(tile + _TILE, before), :, 0]
+            for i in range(count):
+                row = table[keys[i], start + tile : start + tile + len(lines)]
+                for p in range(len(row)):
+                    lines[p, i] = row[p]
+        return
+    for i in range(count):
+        for p in range(before):
+            row, target = table[keys[i], start + p * behind :], out[p, i]
+            for q in range(behind):
+                target[q] = row[q]
+
+
+@njit(cache=True, nogil=True)
+def add_columns(table, keys, start, values):
+    """Runs `add_columns` of `rows.py`, in tiles as `take_columns`."""
+    before, count, behind = values.shape
+    if behind == 1:
+        for tile in range(0, before, _TILE):
+            lines = values[tile : min(tile + _TILE, before), :, 0]
+            for i in range(count):
+                row = table[keys[i], start + tile : start + tile + len(lines)]
+                for p in range(len(row)):
+                    row[p] += lines[p, i]
+        return
+    for i in range(count):
+        for p in range(before):
+            row, added = table[keys[i], start + p * behind :], values[p, i]
+            for q in range(behind):
+                row[q] += added[q]
+
+
 @njit(cache=True, nogil=True)
 def partition(keys, block, parts, order):
     """Runs `partition` of `rows.py`."""
@@ -264,6 +306,15 @@ def count_disorder(keys):
     for i in range(1, len(keys)):
         count += keys[i] <= keys[i - 1]
     return count
+
+
+@njit(cache=True, nogil=True)
+def all_below(numbers, limit):
+    """Runs `all_below` of `inputs.py`, without a branch."""
+    broken = np.int32(0)
+    for i in range(len(numbers)):
+        broken |= np.int32(not (abs(numbers[i]) <= limit))
+    return broken == 0
 
 
 @njit(cache=True, nogil=True)

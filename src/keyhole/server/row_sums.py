@@ -20,14 +20,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from keyhole import tree
-from keyhole.arrays import Array, KeyArray, Tree
+from keyhole.arrays import Array, KeyArray, Tree, read_only
 from keyhole.compiled import loop
 from keyhole.errors import KeySpaceError, NotFiniteError, ShapeError
 from keyhole.primitives.deselect import divide
 from keyhole.primitives.keyspace import Keys, are_same_rising
 from keyhole.primitives.layout import Layout, Part
 from keyhole.primitives.report import Report
-from keyhole.server.rows import add_rows, join_keys, number_keys, scatter_add_rows
+from keyhole.server.rows import add_columns, add_rows, join_keys, number_keys, scatter_add_rows
 
 
 @dataclass(frozen=True)
@@ -277,7 +277,7 @@ class _PartSum:
         self._is_alike = not some or are_same_rising(some)  # neither sorted nor looked up
         if self._is_alike:
             self.keys = some[0].copy() if some else before.keys
-            self._slots = [np.empty(0, np.int64)] * len(held)
+            self._slots = [np.arange(len(self.keys))] * len(held)
         else:
             ends = np.cumsum([len(z) for z in held])
             work, slots = np.empty((4, ends[-1]), np.int64), np.empty(ends[-1], np.int64)
@@ -288,8 +288,19 @@ class _PartSum:
             self._add_rows(0, before.rows)
 
     def add(self, at: int, leaves: Mapping[str, Array]) -> None:
-        """Adds the rows of client `at`."""
-        self._add_rows(at + 1, self._part.to_rows(leaves))
+        """Adds the rows of client `at`: from where they lie in its leaves, where that is known."""
+        blocks = self._part.blocks
+        if blocks is None or not all(self._can_add(leaves[path]) for path, *_ in blocks):
+            self._add_rows(at + 1, self._part.to_rows(leaves))
+            return
+        slots = self._slots[at + 1]
+        for path, start, before, behind in blocks:
+            values = leaves[path].reshape(before, len(slots), behind)
+            add_columns(self.sums, slots, start, read_only(values))
+
+    def _can_add(self, leaf: Any) -> bool:
+        is_array = isinstance(leaf, np.ndarray) and leaf.flags.c_contiguous and leaf.flags.aligned
+        return is_array and leaf.dtype == self.sums.dtype
 
     def total(self, added: NDArray[np.bool_]) -> RowUpdate:
         """The rows of keys that some added client has."""

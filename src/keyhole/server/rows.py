@@ -48,6 +48,24 @@ def add_rows(
 
 
 @loop("keyhole.server.row_loops")
+def take_columns(table: np.ndarray, keys: np.ndarray, start: int, out: np.ndarray) -> None:
+    """Spreads columns from `start` on of the rows of some keys over out (before, M, behind): how a
+    parameter lies whose keys are not its first axis."""
+    before, count, behind = out.shape
+    rows = table[keys, start : start + before * behind]
+    out[:] = rows.reshape(count, before, behind).transpose(1, 0, 2)
+
+
+@loop("keyhole.server.row_loops")
+def add_columns(table: np.ndarray, keys: np.ndarray, start: int, values: np.ndarray) -> None:
+    """Adds values (before, M, behind) to columns from `start` on of the rows of some keys, in
+    order of occurrence: from where `take_columns` took them."""
+    before, count, behind = values.shape
+    rows = values.transpose(1, 0, 2).reshape(count, before * behind)
+    np.add.at(table[:, start : start + before * behind], keys, rows)
+
+
+@loop("keyhole.server.row_loops")
 def partition(keys: np.ndarray, block: int, parts: int, order: np.ndarray) -> np.ndarray:
     """Orders occurrences by part key // block % parts, stably; returns where each part starts."""
     of = keys // block % parts

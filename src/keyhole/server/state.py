@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 from keyhole import tree
 from keyhole.arrays import Array, KeyArray, Tree, empty_on_line
 from keyhole.errors import InputError, ShapeError
-from keyhole.primitives.layout import ClientKeys, Layout, Part, select_rows
+from keyhole.primitives.layout import ClientKeys, KeysBySpace, Layout, Part, select_rows
 from keyhole.server.initial import Initial
 from keyhole.server.optimizers import Optimizer, optimizer_of
 from keyhole.server.row_sums import RowUpdate, check_float32, check_updates
+from keyhole.server.rows import take_columns
 from keyhole.server.tables import DenseTable, LazyTable, RowInitial, Table
 
 _MAX_NUMBERS = 1 << 28  # 1 GiB of float32: beyond, a full model is more likely a mistake
@@ -131,8 +132,29 @@ class ServerState:
 
     def lend(self, keys: ClientKeys) -> Tree:
         """Returns what `select` does, until the next step: leaves may be read-only views of tables,
-        where a client takes every row."""
-        return select_rows(_Lent(self), keys)
+        where a client takes every row. Others are C-contiguous."""
+        chosen, leaves = self.layout.keys_by_space(keys), dict[str, Array]()
+        for place, part in enumerate(self.layout.parts):
+            leaves |= self._lend_part(place, part, chosen)
+        return tree.unflatten(self.layout.structure, leaves)
+
+    def _lend_part(self, place: int, part: Part, chosen: KeysBySpace) -> dict[str, Array]:
+        table, keys = self.tables[place], part.keys_of(chosen).array
+        counts = [len(chosen[factor.name]) for factor in part.product.factors]
+        seen = table.view(keys) if isinstance(table, DenseTable) else None
+        if seen is not None:
+            return part.from_rows(seen, counts)
+        blocks = part.blocks
+        are_leaves = blocks is None or (len(blocks) == 1 and blocks[0][2] == 1)  # or cut twice
+        found = None if are_leaves else table.current(_plain(keys))
+        if found is None or blocks is None:
+            return part.from_rows(self.rows(place, keys), counts)
+        leaves = {}
+        for (path, start, before, behind), field in zip(blocks, part.fields, strict=True):
+            leaf = empty_on_line(field.client_shape(counts), np.float32)
+            take_columns(*found, start, leaf.reshape(before, len(keys), behind))
+            leaves[path] = leaf
+        return leaves
 
     def select(self, keys: ClientKeys) -> Tree:
         """Returns one client's sub-model: the bytes of `Layout.select` on the full model.
@@ -210,24 +232,6 @@ class ServerState:
                 f"expected {_MAX_NUMBERS}; select the keys that are needed"
             )
         return self.select([space.all_keys() for space in self.layout.spaces])
-
-
-@dataclass(frozen=True)
-class _Lent:
-    """The rows of a state, those of a whole table without a copy."""
-
-    state: ServerState
-
-    @property
-    def layout(self) -> Layout:
-        """Implements `RowSource.layout`."""
-        return self.state.layout
-
-    def rows(self, part: int, keys: KeyArray) -> Array:
-        """Implements `RowSource.rows`."""
-        table = self.state.tables[part]
-        seen = table.view(keys) if isinstance(table, DenseTable) else None
-        return self.state.rows(part, keys) if seen is None else seen
 
 
 def _own_rows(part: Part, leaves: Mapping[str, Array]) -> Array:

@@ -183,6 +183,11 @@ class Table(Protocol):
         """Returns the rows of `keys` after step `now`, in their order, repeats kept."""
         ...
 
+    def current(self, keys: KeyArray) -> tuple[NDArray[np.float32], KeyArray] | None:
+        """Returns an array whose rows are current, and where in it those of `keys` are; None where
+        rows have steps to catch up on. The next step changes what is seen."""
+        ...
+
     def reserve(self, keys: KeyArray) -> KeyArray:
         """Makes room for a step on `keys`, which then cannot run out of memory; returns slots."""
         ...
@@ -233,6 +238,12 @@ class DenseTable:
         rows = self.slab.values.view()
         rows.setflags(write=False)
         return rows
+
+    def current(self, keys: KeyArray) -> tuple[NDArray[np.float32], KeyArray] | None:
+        """Implements `Table.current`."""
+        if self.optimizer.horizon:
+            return None
+        return self.slab.values, checked_keys(keys, self.num_keys)
 
     def reserve(self, keys: KeyArray) -> KeyArray:
         """Implements `Table.reserve`: all rows are there, each at its key."""
@@ -288,6 +299,12 @@ class LazyTable:
             start = DenseTable(np.zeros((1, self.width), np.float32), self.optimizer)
             out[untouched] += start.rows(np.zeros(1, np.int64), now)
         return out
+
+    def current(self, keys: KeyArray) -> tuple[NDArray[np.float32], KeyArray] | None:
+        """Implements `Table.current`; None where a row does not exist yet, too."""
+        check_keys(keys, self.num_keys)
+        slots = self.index.find(keys)
+        return None if self.optimizer.horizon or (slots < 0).any() else (self.slab.values, slots)
 
     def reserve(self, keys: KeyArray) -> KeyArray:
         """Implements `Table.reserve`: makes the rows that are missing, as they started."""

@@ -262,6 +262,9 @@ class ShardedTable:
             out[at] = found[shard]
         return out
 
+    def current(self, keys: KeyArray) -> None:
+        """Implements `Table.current`: no row is here."""
+
     def reserve(self, keys: KeyArray) -> KeyArray:
         """Implements `Table.reserve`: shards make room; slots are the keys themselves."""
         first = self._reserved
