@@ -40,9 +40,17 @@ def test_errors_cross_processes_with_their_facts(kind):
     assert facts == ("it broke", "3", "2", "mend it; or leave it")
 
 
-def test_a_message_without_its_facts_is_refused():
-    with pytest.raises(ValueError, match="got 'it broke'"):
-        KeyholeError("it broke")
+@pytest.mark.parametrize("message", ["client 3 has none", "", "it broke: got 3"])
+def test_a_message_of_own_code_may_have_any_form(message):
+    error = pickle.loads(pickle.dumps(errors.NoExamplesError(message)))
+    assert str(error) == message
+    assert (error.wrong, error.got, error.allowed, error.fix) == (message, "", "", "")
+    assert errors.worded(error.wrong, error.got, error.allowed, error.fix) == message
+
+
+def test_facts_are_worded_as_the_message_that_they_were_read_from():
+    error = KeyholeError(MESSAGE)
+    assert errors.worded(error.wrong, error.got, error.allowed, error.fix) == MESSAGE
 
 
 def messages():

@@ -100,12 +100,19 @@ __all__ = [
 _FACTS = re.compile(r"(.*?): got (.*?); expected (.*?); (.*)", re.DOTALL)
 
 
+def worded(wrong: str, got: str, allowed: str, fix: str) -> str:
+    """Returns the message of an error with these facts; of what is wrong alone, that."""
+    told = got or allowed or fix
+    return f"{wrong}: got {got}; expected {allowed}; {fix}" if told else wrong
+
+
 class KeyholeError(Exception):
     """Base of all errors of keyhole; carries four facts and how a command or service ends on it.
 
     Args:
         message: "what is wrong: got the value; expected what is allowed; what to do". The parts
-            are read from it as `wrong`, `got`, `allowed` and `fix`.
+            are read from it as `wrong`, `got`, `allowed` and `fix`. A message of another form, of
+            code of your own, is all of it `wrong`, and the other parts are empty.
 
     >>> print(KeyholeError("cohort is too small: got 0; expected 1 or more; wait"))
     cohort is too small: got 0; expected 1 or more; wait
@@ -114,12 +121,11 @@ class KeyholeError(Exception):
     exit_code: ClassVar[int] = 1
     http_status: ClassVar[int] = 500
 
-    def __init__(self, message: str) -> None:
+    def __init__(self, message: str = "") -> None:
         super().__init__(message)
         facts = _FACTS.fullmatch(message)
-        if facts is None:
-            raise ValueError(f"an error says 'WRONG: got X; expected Y; DO Z': got {message!r}")
-        self.wrong, self.got, self.allowed, self.fix = facts.groups()
+        told = (message, "", "", "") if facts is None else facts.groups()
+        self.wrong, self.got, self.allowed, self.fix = told
 
     def to_json(self) -> bytes:
         """Returns the body of the answer of a service that refuses a request.

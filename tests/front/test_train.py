@@ -88,6 +88,7 @@ def test_a_task_prints_as_one_short_line():
         ({"mean_over": "chooser"}, "did you mean choosers?"),
         ({"trials": 0}, "trials is out of range: got 0; "),
         ({"m": -1}, "m of 'item' is out of range: got -1; "),
+        ({"m": 0}, "m of 'item' is out of range: got 0; expected a whole number from 1; "),
     ],
 )
 def test_a_value_out_of_range_is_named_as_it_was_given(given, said):

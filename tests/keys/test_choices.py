@@ -15,6 +15,7 @@ from keyhole.keys.choice import (
     KeyUsers,
     draw_distinct,
     facts_of,
+    needs,
 )
 from keyhole.keys.sampled import every, independent, nested, rolling, rolling_by
 from keyhole.keys.structured import (
@@ -225,6 +226,12 @@ def test_a_choice_that_lacks_what_it_needs_says_so(choice):
         assert facts_of(wrapped) == facts_of(choice) != ()
         with pytest.raises(InputError, match="this choice of 'word' needs"):
             wrapped(within(OWN, 3))
+
+
+@pytest.mark.parametrize("fact", ["norm", "Users", "", 3])
+def test_a_fact_that_no_run_tells_is_refused_where_a_choice_is_marked(fact):
+    with pytest.raises(InputError, match=f"got {fact!r}; expected norms or users; "):
+        needs("users", fact)
 
 
 def test_random_own_keys_are_uniform():

@@ -7,7 +7,10 @@ import pytest
 
 import keyhole as kh
 from keyhole.aggregation.plain import PLAIN
+from keyhole.aggregation.privacy.mechanism import Privacy
+from keyhole.aggregation.robust import NormAlarm
 from keyhole.cli import main as cli
+from keyhole.errors import NoExamplesError
 from keyhole.parts import failed_hook, own_frames
 from keyhole.rounds.workers import portable
 
@@ -24,10 +27,10 @@ class BadSum:
     add = staticmethod(fail)
 
 
-def run(choose=lambda own, context: WORD.keys([own]), train=None, sums=PLAIN, metrics=None):
+def run(choose=lambda own, context: WORD.keys([own]), train=None, sums=PLAIN, metrics=None, **more):
     train = train or (lambda slices, own, rng: {"w": slices["w"] - 1})
     clients = kh.Clients(4, data=lambda client: client, choose=choose, train=train)
-    parts = kh.RunParts(kh.Cohorts(4, 4), {"word": 1}, aggregate=sums)
+    parts = kh.RunParts(kh.Cohorts(4, 4), {"word": 1}, aggregate=sums, **more)
     state = kh.ServerState.dense(kh.Layout.of(ZEROS, kh.Cut(WORD, {"w": 0})), ZEROS, kh.SGD(1.0))
     evaluation = None if metrics is None else kh.Evaluation(metrics)
     return list(kh.start_run(state, clients, parts).rounds(2, evaluation=evaluation))
@@ -68,6 +71,43 @@ def test_errors_of_the_library_stay_as_they_are():
     with pytest.raises(kh.KeyholeError) as caught:
         run(choose=lambda own, context: own)
     assert failed_hook(caught.value) is None
+
+
+@pytest.mark.parametrize("returned", [None, kh.Report(None)])
+def test_a_train_function_that_returns_no_update_ends_the_run_and_is_named(returned):
+    with pytest.raises(kh.KeyholeError, match=r"train of client \d in round 0 has returned no up"):
+        run(train=lambda slices, own, rng: returned)
+
+
+@pytest.mark.parametrize("told", [(), ("client 3 has none",)])
+def test_a_client_without_examples_may_be_told_in_any_words(told):
+    def train(slices, own, rng):
+        if own == 3:
+            raise NoExamplesError(*told)
+        return {"w": slices["w"]}
+
+    assert [record.empty for record in run(train=train)] == [[3], [3]]
+
+
+class Forgetful:
+    about = PLAIN.about
+
+    def __init__(self, returned):
+        self.returned = returned
+
+    def add(self, request):
+        return self.returned
+
+    def with_ring(self, ring, noise=0.0):
+        return self
+
+
+@pytest.mark.parametrize(("returned", "got"), [(None, "None"), ({}, "a dict")])
+@pytest.mark.parametrize("wrap", [lambda own: own, NormAlarm])
+@pytest.mark.parametrize("privacy", [None, Privacy(clip=1.0, noise=1.0)])
+def test_a_sum_that_returns_none_is_named(returned, got, wrap, privacy):
+    with pytest.raises(kh.KeyholeError, match=f"add of the sum in round 0 .*no sum: got {got};"):
+        run(sums=wrap(Forgetful(returned)), privacy=privacy)
 
 
 def test_an_error_from_a_worker_brings_the_lines_that_led_to_it():

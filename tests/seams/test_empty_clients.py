@@ -43,17 +43,37 @@ def test_a_client_without_examples_is_recorded_and_the_run_goes_on():
         assert len(record.staleness) == 2
 
 
+def none_of_them(words, context):
+    return WORD.keys([])
+
+
+def one_has_a_key(words, context):
+    return WORD.keys([7] if words == [0] else [])
+
+
+@pytest.mark.parametrize(
+    ("choose_keys", "is_over"), [(none_of_them, True), (one_has_a_key, False), (choose, False)]
+)
+def test_rounds_in_which_nobody_chooses_a_key_end_the_run(choose_keys, is_over):
+    """Keys that meet no example are another thing: they may meet one in the next round."""
+    train = LocalSgd(MODEL, ClientUpdate(0.1))
+    clients = Clients(3, lambda client: [client], choose_keys, train, localize)
+    state = ServerState.dense(MODEL.layout, MODEL.init(0), SGD(1.0))
+    run = start_run(state, clients, RunParts(Cohorts(3, 3), {"word": 2}))
+    if is_over:
+        with pytest.raises(KeyholeError, match="no client chose a key in 3 rounds in a row: got 9"):
+            list(run.rounds(50))
+        assert len(run.records) == 3
+    else:
+        assert len(list(run.rounds(5))) == 5
+
+
 def all_nan(submodel, examples, rng):
     return {"x": np.full_like(submodel["x"], np.nan)}
 
 
-def all_none(submodel, examples, rng):
-    return None
-
-
-@pytest.mark.parametrize("train", [all_nan, all_none])
-def test_cohorts_that_are_refused_whole_end_the_run(train):
-    run = start_run(toy.make_state(), replace(toy.make_clients(), train=train), toy.make_plan())
+def test_cohorts_that_are_refused_whole_end_the_run():
+    run = start_run(toy.make_state(), replace(toy.make_clients(), train=all_nan), toy.make_plan())
     with pytest.raises(KeyholeError, match="rounds in a row"):
         list(run.rounds(50))
     assert 2 <= len(run.records) <= 20

@@ -336,6 +336,19 @@ def about_of(aggregation: Any) -> AggregationAbout:
     return about if isinstance(about, AggregationAbout) else _UNDECLARED
 
 
+def added(add: Callable[[SumRequest], SumResult], request: SumRequest) -> SumResult:
+    """Returns what an aggregation's `add` makes of a request; raises InputError where that is no
+    sum."""
+    total = add(request)
+    if not isinstance(total, SumResult):
+        kind = "None" if total is None else f"a {type(total).__name__}"
+        raise InputError(
+            f"add of the sum in round {request.seed_path[-1]} has returned no sum: got {kind}; "
+            "expected a SumResult; return one (docs/own-sum.md)"
+        )
+    return total
+
+
 def check_declares_noise(aggregation: Any) -> None:
     """Raises InputError for a sum of which no privacy account can be made."""
     about = about_of(aggregation)

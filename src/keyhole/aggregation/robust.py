@@ -38,6 +38,7 @@ from keyhole.aggregation.base import (
     SumRequest,
     SumResult,
     about_of,
+    added,
     rows_of,
 )
 from keyhole.aggregation.plain import PLAIN, count_choosers, sent_bytes
@@ -230,4 +231,4 @@ class NormAlarm:
                 "round %d: %d of %d updates are longer than %g times the median norm",
                 *(request.seed_path[2], found, len(norms), self.times),
             )
-        return replace(self.inner.add(request), outliers=found)
+        return replace(added(self.inner.add, request), outliers=found)

@@ -182,7 +182,7 @@ def _counts(task: Task, m: Any) -> dict[str, int | None]:
                 "choose one"
             )
         if count != "all":
-            check_count(f"m of {name!r}", count, 0)
+            check_count(f"m of {name!r}", count, 1)
         found[name] = None if count == "all" else int(count)
     return found
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar, get_args
 
 import numpy as np
 
 from keyhole.arrays import Array, KeyArray
 from keyhole.errors import InputError
 from keyhole.keys.budget import DeviceClass
+from keyhole.parts import near_miss
 from keyhole.primitives.keyspace import KeySpace
 from keyhole.primitives.layout import KeysBySpace
 
@@ -258,6 +259,13 @@ def needs(*facts: Fact) -> Callable[[_C], _C]:
     >>> facts_of(calmest)
     ('norms',)
     """
+    for fact in facts:
+        if fact not in get_args(Fact):
+            known = get_args(Fact)
+            raise InputError(
+                f"a run tells choices no such fact: got {fact!r}; expected {' or '.join(known)}; "
+                f"{near_miss(str(fact), known)}"
+            )
 
     def mark(choice: _C) -> _C:
         choice.needs = facts  # type: ignore[attr-defined]

@@ -18,7 +18,14 @@ from math import inf, nan
 
 import numpy as np
 
-from keyhole.aggregation.base import ClientResult, SumRequest, SumResult, about_of, withheld
+from keyhole.aggregation.base import (
+    ClientResult,
+    SumRequest,
+    SumResult,
+    about_of,
+    added,
+    withheld,
+)
 from keyhole.aggregation.privacy.mechanism import PrivateSum
 from keyhole.errors import InputError
 from keyhole.parts import running
@@ -89,7 +96,7 @@ def _add(request: SumRequest, parts: RunParts) -> SumResult:
     if parts.privacy is not None:
         add = PrivateSum(parts.aggregate, parts.privacy, parts.cohorts).add
     with running("add of the sum", " in round {}", request.seed_path[-1]):
-        total = add(request)
+        total = added(add, request)
     # A sum of one's own need not repeat in every result what it declares.
     return total if total.seen_by else replace(total, seen_by=about_of(parts.aggregate).seen_by())
 

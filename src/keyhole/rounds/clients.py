@@ -280,7 +280,7 @@ NOTHING: Tree = {}
 
 
 def is_nothing(update: Tree) -> bool:
-    """Whether a client has brought `NOTHING`; None is an update that cannot be used."""
+    """Whether a client has brought `NOTHING`."""
     return isinstance(update, dict) and not update
 
 
@@ -340,6 +340,12 @@ class ClientJob:
             else:
                 found = yield from in_steps(slices, data, rng, **given)
         report = Report.of(found).checked(self._who, clients.max_state_bytes)
+        if report.update is None:
+            raise InputError(
+                f"train of {self._who} has returned no update: got None; expected start minus end, "
+                "shaped as the sub-model; return it, or raise NoExamplesError for a client that "
+                "has nothing to train on"
+            )
         is_counted = self.bound.max_weight is not None and report.weight is None
         return replace(report, weight=_weight_of(data)) if is_counted else report
 

@@ -43,7 +43,7 @@ from keyhole.server.row_sums import RowUpdate
 from keyhole.server.state import ServerState
 from keyhole.server.store import Store, create_store, recover
 
-_PATIENCE = 3  # rounds whose updates are all refused, before the run ends
+_PATIENCE = 3  # rounds without a usable update, or without a key, before the run ends
 _RECORDS, _PLAN, _STATE = "records.jsonl", "plan.json", "state"
 _CLIENTS, _FROZEN = "clients", "frozen"
 
@@ -218,7 +218,8 @@ class Run:
             BudgetError: the next round would spend more privacy than there is; it did not start.
             InputError: a round broke the run's promise about a client; it was not applied.
             StorageError: a round could not be stored; it was not applied.
-            CohortError: no client's update could be used, in several rounds in a row.
+            CohortError: no client's update could be used, or none chose a key, in several rounds
+                in a row.
         """
         check_count("snapshot_every", snapshot_every, 1)
         self._complete_last(evaluation)
@@ -288,7 +289,16 @@ class Run:
     def _check_usable(self) -> None:
         """Raises CohortError where nothing has been learned for a while, and nothing will be."""
         last = self.records[-_PATIENCE:]
-        if len(last) == _PATIENCE and all(record.is_refused for record in last):
+        if len(last) < _PATIENCE:
+            return
+        if all(record.is_keyless for record in last):
+            raise CohortError(
+                f"no client chose a key in {_PATIENCE} rounds in a row: got "
+                f"{sum(len(record.empty) for record in last)} clients with nothing to train on; "
+                "expected keys of their own data, or drawn ones; look at what the choice of keys "
+                "returns, and at which column of the data names keys"
+            )
+        if all(record.is_refused for record in last):
             raise CohortError(
                 f"no update could be used in {_PATIENCE} rounds in a row: got "
                 f"{sum(len(record.refused) for record in last)} that held NaN or infinity; "

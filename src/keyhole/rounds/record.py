@@ -126,6 +126,13 @@ class RoundRecord:
         return bool(self.refused) and not (self.staleness or self.late or self.stale)
 
     @property
+    def is_keyless(self) -> bool:
+        """Whether clients answered and all of them had nothing to train on, since none of them had
+        chosen a key; unknown where keys are hidden."""
+        used = self.staleness or self.late or self.stale or self.refused
+        return bool(self.empty) and not (used or self.distinct_keys or self.are_maxima)
+
+    @property
     def told(self) -> str:
         """How the round ended, in one line of counts.
 

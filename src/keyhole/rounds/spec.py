@@ -88,7 +88,7 @@ class KeySpec(Record, frozen=True, kw_only=True):
     """How clients choose keys of one key space."""
 
     choice: Annotated[Ref, _said("How clients choose keys.")]
-    count: Annotated[_CountOrNone | None, _said("Max keys per client; none for every key.")]
+    count: Annotated[_Count | None, _said("Max keys per client; none for every key.")]
     shared: Annotated[bool, _said("All clients of a round draw the same keys.")] = False
 
 

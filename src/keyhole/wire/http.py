@@ -95,8 +95,7 @@ def refusal_of(status: int, body: bytes | memoryview) -> KeyholeError:
     if kind is None or not issubclass(kind, InputError):
         kind = ServiceError
     said = facts.wrong, facts.got, facts.allowed, facts.fix
-    wrong, got, allowed, fix = map(_words, said)
-    refusal: KeyholeError = kind(f"{wrong}: got {got}; expected {allowed}; {fix}")
+    refusal: KeyholeError = kind(errors.worded(*map(_words, said)))
     return refusal
 
 

@@ -32,6 +32,7 @@ from keyhole.errors import (
     RequestError,
     StaleError,
     TooLargeError,
+    worded,
 )
 from keyhole.primitives.keyspace import Keys, KeySpace
 from keyhole.primitives.layout import Layout
@@ -401,7 +402,7 @@ class Failure(msgspec.Struct, frozen=True):
         return Failure(type(error).__name__, error.wrong, error.got, error.allowed, error.fix)
 
     def __str__(self) -> str:
-        return f"{self.wrong}: got {self.got}; expected {self.allowed}; {self.fix}"
+        return worded(self.wrong, self.got, self.allowed, self.fix)
 
 
 class SumStatus(msgspec.Struct, frozen=True):

@@ -32,6 +32,7 @@ from keyhole.aggregation.base import (
     SumRequest,
     SumResult,
     about_of,
+    added,
     check_declares_noise,
     derived,
     rows_of,
@@ -142,7 +143,7 @@ class PrivateSum:
         ring = about_of(ready).ring
         results = [self._clipped(request, one, ring) for one in request.results]
         inner = replace(request, results=results, over="nothing", with_counts=needs_counts)
-        summed = ready.add(inner)
+        summed = added(ready.add, inner)
         opens_empty = about_of(self.inner).min_clients == 0
         if opens_empty and not request.sent:  # that nobody came must not show either
             summed = replace(summed, rows=tuple(map(no_update, request.layout.parts)), error=None)

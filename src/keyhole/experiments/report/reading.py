@@ -16,7 +16,7 @@ from typing import Annotated, Any, TypeAlias, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
-from keyhole.errors import InputError
+from keyhole.errors import InputError, worded
 from keyhole.experiments.report.results import (
     OVERVIEW,
     Costs,
@@ -369,4 +369,4 @@ def _foreign(path: Path, what: str, got: str) -> InputError:
 def _naming(path: Path, error: InputError) -> InputError:
     """The same error with the name of the file."""
     wrong = f"{_short(path)}: {error.wrong}"
-    return InputError(f"{wrong}: got {error.got}; expected {error.allowed}; {error.fix}")
+    return InputError(worded(wrong, error.got, error.allowed, error.fix))

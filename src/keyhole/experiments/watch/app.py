@@ -127,9 +127,7 @@ class WatchApp:
                     raise InputError("a service has no runs: got a name; expected none; ask none")
                 return _told(request, await asyncio.to_thread(self._runs.run, name))
             except InputError as error:
-                raise NotFoundError(
-                    f"{error.wrong}: got {error.got}; expected {error.allowed}; {error.fix}"
-                ) from error
+                raise NotFoundError(str(error)) from error
 
 
 def _told(request: Request, told: Mapping[str, object]) -> Response:
