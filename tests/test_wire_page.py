@@ -4,6 +4,7 @@ import json
 import re
 import struct
 from hashlib import blake2b, sha256
+from math import isqrt
 
 import numpy as np
 import pytest
@@ -230,8 +231,11 @@ def test_buckets_follow_from_the_page_alone(max_keys, num_keys):
     if max_keys <= 32 or max_keys * num_keys <= 131_072:
         assert (shape.num_buckets, shape.stash) == (0, max_keys)
         return
-    more = (2, 2) if max_keys < 100 else (-1, 1)
-    assert (shape.num_buckets, shape.stash) == (-(-13 * max_keys // 10) + more[0], more[1])
+    few, many = (
+        -(-13 * max_keys // 10) + 2,
+        -(-(109 * max_keys + isqrt(44_100 * max_keys)) // 100) - 1,
+    )
+    assert (shape.num_buckets, shape.stash) == ((few, 2) if max_keys < 100 else (many, 1))
     buckets, keys = shape.num_buckets, [0, 7, num_keys - 1]
     placement = Placement(num_keys, buckets)
     borders = [i * buckets // 3 for i in range(4)]

@@ -62,7 +62,7 @@ def test_a_file_without_a_list_is_one_run(grid):
         ('task = "so_tag"\nclient.rl = [1.0]', "did you mean client.lr?"),
         ('task = "so_tag"\nclient.lr = []', "lists no values of client.lr"),
         ('task = "so_tag"\nclient.lr = [1.0, 1.0]', "a value of client.lr twice"),
-        ('task = "so_tag"\nclient.lr = [1.0, -1.0]', "cannot be used"),
+        ('task = "so_tag"\nclient.lr = [1.0, -1.0]', "client.lr of .* is out of range: got -1.0"),
         ('task = "so_tag"\nkeys.wrod.count = [1]', "no such key space: got wrod"),
         ('task = "so_tag"\ntrials = 0', "no number of trials: got 0"),
         ("task = so_tag", "cannot be read"),

@@ -65,7 +65,7 @@ def test_nothing_is_left_of_the_saving_at_the_break_even_point(way, tables):
 
 def test_the_page_tells_where_each_way_stops_saving(tables):
     text = to_markdown(tables)
-    assert "| PIR, two servers | 4,298 (43.0 %) |" in text
+    assert "| PIR, two servers | 4,298 (43 %) |" in text
     assert "| 10,000 | 1,000 | 20 | 2.09 (9.6x) |" in text
     assert "(2.4x)" in text  # one server in the paper's setting
     assert text.count("\n| 1,000,000 |") == 3

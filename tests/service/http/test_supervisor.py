@@ -118,7 +118,7 @@ def test_a_worker_that_cannot_start_ends_the_service_in_one_line(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LONG)
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
-    assert "is not the directory of a trial" in line
+    assert "holds no run: got no trial-N/run.json" in line
 
 
 @pytest.mark.parametrize("mode", ["fail", pytest.param("crash", marks=pytest.mark.slow)])
