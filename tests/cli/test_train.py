@@ -57,6 +57,12 @@ def test_the_same_command_does_not_train_again(trained, keyhole, few_writers):
     assert again.stdout == first.stdout
 
 
+def test_what_select_costs_is_told_once_for_trials_of_the_same_bytes(trained, keyhole, few_writers):
+    options = ("--data", few_writers, "--m", 8, "--trials", 2, "--out", trained[1])
+    told = keyhole("train", "emnist_2nn", *TINY, *options).stdout
+    assert told.count("times broadcast here") == 1
+
+
 def test_records_that_are_lost_are_told_on_screen_and_in_json(
     trained, keyhole, few_writers, tmp_path
 ):

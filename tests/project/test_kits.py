@@ -78,6 +78,29 @@ def test_every_file_that_a_command_names_is_in_its_kit_and_every_option_is_known
             assert parses(command.args), command.line
 
 
+def test_a_kit_that_a_kill_left_half_made_is_made_anew(two_operators, tmp_path):
+    out = tmp_path / "kits"
+    made(two_operators, out, ["phone-1", "phone.part"])
+    (out / "phone-1").rename(out / ".phone-1.part")  # as it is until all of it is there
+    (out / ".phone-1.part" / "sign.pub").unlink()
+    files = {path.name for path in (out / "phone.part").iterdir()}
+    assert made(two_operators, out, ["phone-1", "phone.part"]) == ["phone-1"]
+    named = {path.name for path in (out / "phone-1").iterdir()}
+    named = {name.replace("phone-1", "phone.part") for name in named}
+    assert named == files
+    assert not [path for path in out.iterdir() if path.name.startswith(".")]
+
+
+def test_a_trainer_that_is_done_is_not_started_again(two_operators, tmp_path):
+    made(two_operators, tmp_path / "kits")
+    restarts = {
+        unit.stem: [line for line in unit.read_text().splitlines() if line.startswith("Restart=")]
+        for unit in (tmp_path / "kits").rglob("*.service")
+    }
+    assert restarts.pop("keyhole-trainer") == ["Restart=on-failure"]
+    assert set(map(tuple, restarts.values())) == {("Restart=always",)}
+
+
 def test_a_mistake_in_the_file_leaves_no_half_made_kits(folder, tmp_path):  # noqa: F811
     project = changed(folder, "count = 20", "cuont = 20")
     with pytest.raises(InputError, match=r"did you mean keys\.film\.count"):

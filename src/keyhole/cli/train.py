@@ -256,7 +256,8 @@ def _show(home: Path, size: Mapping[str, int], done: Mapping[Path, Result]) -> N
     records = {directory: read_records(directory / "records.jsonl") for directory in done}
     for directory, made in records.items():
         click.echo(skipped_line(directory, made), nl=False)
-        click.echo(_select_line(done[directory], size["server"]), nl=False)
+    for line in dict.fromkeys(_select_line(result, size["server"]) for result in done.values()):
+        click.echo(line, nl=False)  # trials of about the same bytes say the same
     for last in next(iter(records.values()))[-1:]:  # none where the first trial made no round
         screen.print(trust_table(last))
         if last.are_maxima:

@@ -10,13 +10,24 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shlex
+import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from keyhole.errors import InputError
-from keyhole.files import make_directory, replacing, write_all
+from keyhole.files import (
+    SECRET,
+    make_directory,
+    replacing,
+    storage_errors,
+    sync_directory,
+    write_all,
+)
 from keyhole.project.certificates import Authority
 from keyhole.project.parties import (
     AUTHORITY,
@@ -45,6 +56,7 @@ from keyhole.service.sum_files import sealing_key
 from keyhole.wire.signing import SigningKey
 
 _STATE = "kits.json"
+_PART = ".{name}.part"  # a kit that is not whole yet; no name of a device begins with a dot
 _DAY = 86_400.0
 _EXPANDED = {"%": "%%", "$": "$$"}  # what systemd puts something else in place of
 
@@ -57,7 +69,8 @@ User=keyhole
 WorkingDirectory=/etc/keyhole/{party}
 ExecStartPre=/bin/mkdir -p {folder}
 ExecStart=/opt/keyhole/bin/{line}
-Restart=always
+Restart={restart}
+RestartSec=2
 LimitNOFILE=65536
 NoNewPrivileges=true
 CacheDirectory=keyhole
@@ -104,10 +117,7 @@ def provision(project: Project, out: Path, names: Iterable[str]) -> list[str]:
         out.chmod(0o700)
         made = _make_services(project, out, services)
         _write(out / _STATE, json.dumps({"deploy": mark}).encode(), is_secret=False)
-    for name in wanted:
-        if not (out / name).exists():
-            _make_device(project, out, name)
-            made.append(name)
+    made += _make_devices(project, out, wanted)
     _refresh_code(project, out)
     return made
 
@@ -188,7 +198,7 @@ def _make_aggregators(project: Project, out: Path, folders: Mapping[str, Path]) 
         name = aggregator_name(party)
         _write(folders[name] / PEER_KEY, peer)
         _write(folders[name] / TRAINER_KEY, f"{new_key()}\n".encode())
-        token = _token(project, folders[name] / TRAINER_KEY, TRAINER, "aggregator")
+        token = _token(project, Keyring.load(folders[name] / TRAINER_KEY), TRAINER, "aggregator")
         _write(folders[TRAINER] / token_of(name), token)
         seal = sealing_key(folders[name] / SUMS)
         _write(out / seal_of(party), f"{seal.public.hex()}\n".encode(), is_secret=False)
@@ -213,25 +223,53 @@ def _make_certificates(project: Project, out: Path, folders: Mapping[str, Path])
             _write(folder / AUTHORITY, authority.certificate, is_secret=False)
 
 
-def _make_device(project: Project, out: Path, name: str) -> None:
-    """A device's kit: tokens for whom it asks, what it pins, and the code of the task."""
-    deploy, folder = project.deploy, _folder(out / name)
+def _make_devices(project: Project, out: Path, names: Iterable[str]) -> list[str]:
+    """Makes the kits of devices that have none. Each appears whole: a kill leaves parts of kits
+    under another name, which are made anew. The disk is waited for once."""
+    sources = [(path.name, path.read_bytes()) for path in _sources(project)]
+    command, rings = device_command(project, ""), _rings(project, out)
+    public = [each for each in (PINNED, AUTHORITY, seal_of(0), seal_of(1)) if (out / each).exists()]
+    shared = [*sources, *((name, (out / name).read_bytes()) for name in public)]
+    parts = dict[str, Path]()
+    for part in out.glob(_PART.format(name="*")):
+        shutil.rmtree(part)
+    for name in names:
+        if not (out / name).exists():
+            parts[name] = _folder(out / _PART.format(name=name))
+            _fill_device(project, parts[name], name, rings, shared)
+            _write_starts(name, parts[name], [replace(command, name=name)], is_new=True)
+    os.sync()
+    for name, part in parts.items():
+        part.rename(out / name)
+    sync_directory(out)
+    return list(parts)
+
+
+def _rings(project: Project, out: Path) -> dict[str, tuple[Keyring, Audience]]:
+    """The keys that sign a device's tokens, by whom it shows them to."""
+    deploy = project.deploy
     whom: dict[str, Audience] = {SERVICE: "slices"}
     whom |= {SECOND: "slices"} if deploy.second else {}
     whom |= {aggregator_name(p): "aggregator" for p in range(len(deploy.aggregators))}
-    for party, audience in whom.items():
-        token = _token(project, out / party / TOKEN_KEY, name, audience)
-        _write(folder / token_of(party), token)
-    public = (PINNED, AUTHORITY, *(seal_of(p) for p in range(len(deploy.aggregators))))
-    for file in public:
-        if (out / file).exists():
-            _write(folder / file, (out / file).read_bytes(), is_secret=False)
-    for source in _sources(project):
-        _write(folder / source.name, source.read_bytes(), is_secret=False)
+    return {name: (Keyring.load(out / name / TOKEN_KEY), kind) for name, kind in whom.items()}
+
+
+def _fill_device(
+    project: Project,
+    folder: Path,
+    name: str,
+    rings: Mapping[str, tuple[Keyring, Audience]],
+    shared: Iterable[tuple[str, bytes]],
+) -> None:
+    """A device's kit: tokens for whom it asks, what it pins, and the code of the task."""
+    deploy = project.deploy
+    for party, (ring, audience) in rings.items():
+        _write(folder / token_of(party), _token(project, ring, name, audience), is_new=True)
+    for file, content in shared:
+        _write(folder / file, content, is_secret=False, is_new=True)
     rehearsed = project.folder / "devices" / f"{name}{Path(deploy.data).suffix}"
     if deploy.is_local and rehearsed.is_file():  # examples for a try-out; a real device has its own
-        _write(folder / deploy.data, rehearsed.read_bytes())
-    _write_starts(name, folder, [device_command(project, name)])
+        _write(folder / deploy.data, rehearsed.read_bytes(), is_new=True)
 
 
 def _sources(project: Project) -> Iterator[Path]:
@@ -243,24 +281,24 @@ def _sources(project: Project) -> Iterator[Path]:
             yield path
 
 
-def _token(project: Project, key: Path, name: str, audience: Audience) -> bytes:
+def _token(project: Project, ring: Keyring, name: str, audience: Audience) -> bytes:
     seconds = project.deploy.token_days * _DAY
-    ring = Keyring.load(key)
     token = ring.issue("device", name, now=time.time(), seconds=seconds, audience=audience)
     return f"{token}\n".encode()
 
 
-def _write_starts(party: str, folder: Path, commands: Iterable[Command]) -> None:
+def _write_starts(
+    party: str, folder: Path, commands: Iterable[Command], is_new: bool = False
+) -> None:
     """A script and a unit for each process."""
     for command in commands:
-        told: dict[str, str] = {"name": command.name, "party": party, "line": command.line}
-        told |= {"folder": shlex.quote(command.folder)}
+        told: dict[str, Any] = {"name": command.name, "party": party, "line": command.line}
+        told |= {"folder": shlex.quote(command.folder), "restart": command.restart}
         script = folder / f"start-{command.name}.sh"
-        _write(script, _SCRIPT.format(**told).encode(), is_secret=False)
+        _write(script, _SCRIPT.format(**told).encode(), is_secret=False, is_new=is_new)
         script.chmod(0o755)
-        unit, literal = folder / f"keyhole-{command.name}.service", str.maketrans(_EXPANDED)
-        told = {name: text.translate(literal) for name, text in told.items()}
-        _write(unit, _UNIT.format(**told).encode(), is_secret=False)
+        unit = folder / f"keyhole-{command.name}.service"
+        _write(unit, _UNIT.format(**told).encode(), is_secret=False, is_new=is_new)
 
 
 def _folder(path: Path) -> Path:
@@ -269,6 +307,15 @@ def _folder(path: Path) -> Path:
     return path
 
 
-def _write(path: Path, content: bytes, is_secret: bool = True) -> None:
-    with replacing(path, secret=is_secret) as descriptor:
-        write_all(descriptor, [content])
+def _write(path: Path, content: bytes, is_secret: bool = True, is_new: bool = False) -> None:
+    """Replaces a file, or makes one of a folder that is not in its place yet: no disk is waited
+    for."""
+    if not is_new:
+        with replacing(path, secret=is_secret) as descriptor:
+            write_all(descriptor, [content])
+        return
+    with storage_errors(path, "write"):
+        mode = SECRET if is_secret else 0o644
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)

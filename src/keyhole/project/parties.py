@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from keyhole.errors import InputError
 from keyhole.project.spec import DeploySpec, Project, host_of, is_loopback, port_of
@@ -31,12 +32,14 @@ class Command:
         args: of `keyhole`.
         listens: whether it serves, and says so once it does.
         folder: that must be there when it starts.
+        restart: when systemd starts it again: a trainer is done once it ends well.
     """
 
     name: str
     args: tuple[str, ...]
     listens: bool = False
     folder: str = "."
+    restart: Literal["always", "on-failure"] = "always"
 
     @property
     def line(self) -> str:
@@ -96,7 +99,8 @@ def commands_of(project: Project, party: str) -> list[Command]:
     deploy = project.deploy
     if party == TRAINER:
         where = "--project", str(project.folder) if deploy.is_local else "."
-        return [Command(TRAINER, ("run", *where, "--deploy", "--kit", "."))]
+        args = "run", *where, "--deploy", "--kit", "."
+        return [Command(TRAINER, args, restart="on-failure")]
     listen = _listens(deploy.urls[party])
     if party == SERVICE:
         rounds, folder = str(rounds_of(project)), str(project.folder / deploy.rounds)
