@@ -122,7 +122,7 @@ def test_publishing_again_makes_the_next_round(run, trained, tmp_path):
 
 
 def test_a_directory_that_holds_no_run_is_refused(run, tmp_path):
-    with pytest.raises(KeyholeError, match="holds no run: got no trial-N/run.json"):
+    with pytest.raises(KeyholeError, match=r"holds no run: got no trial-N/run\.json"):
         run(tmp_path, tmp_path / "rounds")
     assert not (tmp_path / "rounds").exists()
 
