@@ -95,6 +95,12 @@ def test_keys_of_a_device_are_held_to_the_model(tmp_path):
         _ = Experiment(task.defaults, found, {"task": task.kind}).task
 
 
+def test_the_only_example_of_a_device_is_not_held_out(tmp_path):
+    rows = {name: column[:1] for name, column in ROWS.items()}
+    found = own_examples(str(write_csv(tmp_path / "mine.csv", rows)), DECLARED, 0.2)
+    assert [len(found.splits[split]) for split in ("train", "test")] == [1, 0]
+
+
 def test_the_identity_of_a_task_does_not_follow_its_data(tmp_path):
     """A device and the trainer compare their code; each has data of its own."""
     here = kh.Task(make_model(), DECLARED, name="shop")

@@ -211,6 +211,14 @@ def test_a_run_of_a_name_has_a_folder_of_its_own_at_both_servers(two_operators):
     assert device_command(project, "ann").args[1] == "https://one.example:8100/runs/tags"
 
 
+def test_devices_of_kits_keep_examples_out_of_training_unless_told(two_operators):
+    for told, share in (("", "0.2"), ("\nhold_out = 0.5", "0.5"), ("\nhold_out = 0", "0")):
+        project = changed(two_operators.folder, "devices = 3", f"devices = 3{told}")
+        args = device_command(project, "ann").args
+        assert args[args.index("--hold-out") + 1] == share
+        changed(two_operators.folder, f"devices = 3{told}", "devices = 3")
+
+
 def test_requests_stand_in_place_of_certificates(two_operators, tmp_path):
     project = changed(two_operators.folder, "devices = 3", 'devices = 3\ncertificates = "requests"')
     made(project, tmp_path / "kits")

@@ -2,6 +2,7 @@
 
 import json
 from contextlib import ExitStack
+from functools import partial
 from math import nan
 
 import numpy as np
@@ -33,11 +34,12 @@ def measure(model, examples):
     return {"mean_of_x": float(examples["x"].mean()), "never_known": nan}
 
 
-def make_clients():
+def make_clients(holds_out=False):
     def own(client):
         return {"x": np.full(client + 1, client, np.float32)}
 
-    return Clients(PEOPLE, own, private_run.choose, private_run.train, measure=measure)
+    held = own if holds_out else None
+    return Clients(PEOPLE, own, private_run.choose, private_run.train, measure=measure, held=held)
 
 
 def at_trainer():
@@ -65,7 +67,7 @@ def test_a_cohort_of_its_own_measures_the_model(tmp_path, way, monkeypatch):
         else:
             plan = private_run.make_plan(cohorts=cohorts, aggregate=PLAIN)
             kind = Served(service.publisher, SpoolInbox(service.spool), poll=0.01, seconds=120.0)
-            monkeypatch.setattr(living_devices.toy, "make_clients", make_clients)
+            monkeypatch.setattr(living_devices.toy, "make_clients", partial(make_clients, True))
             people = living_devices.devices(service, range(PEOPLE), rehearsed=None)
         kind.lobby = lobby
         stack.enter_context(people)
@@ -81,7 +83,10 @@ def test_a_cohort_of_its_own_measures_the_model(tmp_path, way, monkeypatch):
     (cohort,) = [json.loads(line)["devices"] for line in lines]
     assert len(cohort) == 4
     assert record.metrics == {}
-    assert last.metrics == pytest.approx({"mean_of_x": expected_of(cohort)}, abs=1e-3)
+    assert last.metrics == pytest.approx(
+        {"mean_of_x": expected_of(cohort), "held_out_share": float(way == "in the clear")},
+        abs=1e-3,
+    )
     assert again == last.metrics
     assert (run.state.steps, private_run.model_bytes(run.state)) == (2, before)
 

@@ -83,8 +83,13 @@ class OwnData:
         clients = Experiment(spec, self.data).clients
         mine = clients.data(0)
         held = self.data.splits["test"]
-        kept = held.client(0) if len(held) else mine
-        return replace(clients, count=UNCOUNTED, data=lambda client: mine, held=lambda client: kept)
+        mine_only = replace(clients, count=UNCOUNTED, data=lambda client: mine)
+        if not self._held_out:
+            return mine_only
+        if not len(held):  # it trains on its only example, and measures nothing
+            return replace(mine_only, measure=None)
+        kept = held.client(0)
+        return replace(mine_only, held=lambda client: kept)
 
 
 def for_any_number(spec: RunSpec) -> RunSpec:

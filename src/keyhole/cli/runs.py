@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from keyhole.rounds.loop import Rounds
     from keyhole.rounds.record import RoundRecord
     from keyhole.rounds.round import Executor
+    from keyhole.rounds.spec import RunSpec
 
 
 coding_option = option(
@@ -102,6 +103,7 @@ def run_trials(
     """
     from keyhole.cli.bars import progress_bars
     from keyhole.experiments.experiment import hold_here
+    from keyhole.experiments.measuring import measured_on
     from keyhole.experiments.trackers import run_tracked
     from keyhole.experiments.trial import rounds_kept
     from keyhole.rounds.cores import Cores
@@ -114,7 +116,11 @@ def run_trials(
             bar = bars.add_task(description, total=experiment.spec.rounds, note="")
 
             def show(
-                record: RoundRecord, bar: TaskID = bar, metric: str = metric, kept: int = kept
+                record: RoundRecord,
+                bar: TaskID = bar,
+                metric: str = metric,
+                kept: int = kept,
+                spec: RunSpec = experiment.spec,
             ) -> None:
                 bars.advance(bar)
                 if record.round >= kept:
@@ -125,7 +131,11 @@ def run_trials(
                 if record.metrics:
                     told = {n: v for n, v in record.numbers.items() if n.startswith("client_")}
                     shown = {n: v for n, v in record.metrics.items() if n == metric} | told
-                    note = ", ".join(f"{name} {value:.4f}" for name, value in shown.items())
+                    words = {metric: measured_on(spec, record.metrics, "")}
+                    note = ", ".join(
+                        f"{words.get(name, '')} {name} {value:.4f}".lstrip()
+                        for name, value in shown.items()
+                    )
                     bars.update(bar, note=note)
 
             def warn(note: str, directory: Path = directory) -> None:

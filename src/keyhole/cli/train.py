@@ -243,6 +243,7 @@ def _train(
         click.echo(json.dumps([_described(*each) for each in done.items()], indent=2))
     else:
         _show(home, experiment.describe(0)["size"], done)
+        click.echo(_worth(spec, list(done.values())), nl=False)
 
 
 def _show(home: Path, size: Mapping[str, int], done: Mapping[Path, Result]) -> None:
@@ -266,6 +267,20 @@ def _show(home: Path, size: Mapping[str, int], done: Mapping[Path, Result]) -> N
             )
         click.echo(privacy_line(last), nl=bool(last.privacy))
     click.echo(f"runs: {home}")
+
+
+def _worth(spec: RunSpec, results: Sequence[Result]) -> str:
+    """What metrics are worth that devices measured with examples that they trained on."""
+    from keyhole.experiments.measuring import measured_on
+
+    words = {measured_on(spec, result.metrics, "") for result in results if result.metrics}
+    if not words & {"training", "devices'"}:
+        return ""
+    said = "are of" if words == {"training"} else "may be of"
+    return (
+        f"note: metrics of devices {said} examples that they train on, not of new ones; start them "
+        "with --hold-out 0.2\n"
+    )
 
 
 def _select_line(result: Result, numbers: int) -> str:

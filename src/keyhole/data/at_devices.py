@@ -68,7 +68,8 @@ def own_examples(source: str, declared: Dataset, share: float = 0.0, owner: str 
     that are held out.
 
     Args:
-        share: of the examples, drawn at random, that it does not train on and measures with.
+        share: of the examples, drawn at random, that it does not train on and measures with; a
+            single example is trained on.
         owner: whose examples they are, in errors.
         source: a file (.csv, .jsonl, .npz or .parquet), a folder of such files, which hold one
             table together, or "module:NAME" of the columns, or of a function that returns them.
@@ -101,7 +102,7 @@ def own_examples(source: str, declared: Dataset, share: float = 0.0, owner: str 
             "all devices share"
         )
     splits = {"train": made.splits["train"], "test": FederatedData.of([], [], {})}
-    if share:
+    if share and rows > 1:
         splits = dict(made.hold_out(share, "within").splits)
     return Dataset(
         declared.name,

@@ -464,14 +464,14 @@ class PopulationClient:
     def measure(self, known: KnownRound, fetched: Submodel, evaluates: Evaluates) -> Any:
         """What the client sends of the metrics of its sub-model on its own examples."""
         clients = self._clients(known)
-        own = (clients.held or clients.data)(self.client)
+        own, is_held = (clients.held or clients.data)(self.client), clients.held is not None
         with running("localize"):
             examples = clients.localize(own, fetched.keys)
         count = count_examples(examples) or 0
         if not count or clients.measure is None:
             return evaluates.numbers({}, count)
         with running("metrics"):
-            return evaluates.numbers(clients.measure(fetched.model, examples), count)
+            return evaluates.numbers(clients.measure(fetched.model, examples), count, is_held)
 
     def keep(self, known: KnownRound, state: bytes) -> None:
         """Keeps what the client goes on with in its next round."""

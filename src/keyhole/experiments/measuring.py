@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from math import nan
 
 from keyhole.errors import InputError
 from keyhole.experiments.task import Metrics, TaskParts
@@ -12,6 +13,32 @@ from keyhole.rounds.best import BestModel
 from keyhole.rounds.loop import Evaluation, Rounds, Run
 from keyhole.rounds.spec import RunSpec
 from keyhole.server.state import ServerState
+from keyhole.wire.settings import HELD_OUT_SHARE
+
+BESIDE = "held_out_"
+"""What names of metrics of the trainer's own examples begin with, beside those of devices."""
+
+
+def measured_on(spec: RunSpec, metrics: Mapping[str, float], split: str) -> str:
+    """Returns on what the metrics of a model were measured, as a word before a metric's name: on a
+    split where the trainer measures; on what devices hold out, or train on, where they do, as far
+    as all of them say one of these.
+
+    Args:
+        metrics: the last that were measured.
+        split: that the trainer measures on.
+
+    >>> from keyhole.experiments.specs import spec_of
+    >>> by_devices = spec_of("so_tag", {"cohort.sampling": "check-in", "cohort.evaluators": 4})
+    >>> measured_on(by_devices, {"recall_at_5": 0.5, "held_out_share": 1.0}, "test")
+    'held-out'
+    >>> measured_on(by_devices, {"recall_at_5": 0.5, "held_out_share": 0.0}, "test")
+    'training'
+    """
+    if not spec.cohort.evaluators:
+        return split
+    words = {1.0: "held-out", 0.0: "training"}
+    return words.get(metrics.get(HELD_OUT_SHARE, nan), "devices'")
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +69,7 @@ class Measuring:
         here = self.on(split)
 
         def together(state: ServerState) -> dict[str, float]:
-            held = {f"held_out_{name}": value for name, value in here(state).items()}
+            held = {f"{BESIDE}{name}": value for name, value in here(state).items()}
             return {**of_devices(state), **held}
 
         return together

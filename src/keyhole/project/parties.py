@@ -128,7 +128,7 @@ def device_command(project: Project, name: str) -> Command:
     deploy = project.deploy
     args = ["device", deploy.service, "--token-file", token_of(SERVICE), "--trainer-key", PINNED]
     args += ["--task", project.spec.task.name]
-    args += ["--data", deploy.data]
+    args += ["--data", deploy.data, "--hold-out", f"{deploy.hold_out:g}"]
     args += ["--cache", CACHE, "--states", STATES, *_trusts(deploy.service, "--ca")]
     if deploy.second:
         args += ["--second", deploy.second, "--second-token-file", token_of(SECOND)]

@@ -44,6 +44,7 @@ class DeploySpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             without it both slice servers read `rounds`, which only a try-out on one machine does.
         devices: how many device kits there are at first, and devices in a try-out.
         data: what a device passes as --data: a file in its kit, or module:NAME.
+        hold_out: share of its examples that a device does not train on, and measures with.
         token_days: how long tokens are good.
         certificates: of https addresses: of an authority made for this deployment alone, or
             requests for a real one.
@@ -57,6 +58,7 @@ class DeploySpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     store: str | None = None
     devices: Annotated[int, Meta(ge=0)] = 3
     data: str = "data.csv"
+    hold_out: Annotated[float, Meta(ge=0, lt=1)] = 0.2
     token_days: Annotated[float, Meta(gt=0, le=3650)] = 7.0
     certificates: Literal["throw-away", "requests"] = "throw-away"
     pages: list[str] = []

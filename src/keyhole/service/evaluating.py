@@ -25,7 +25,7 @@ from keyhole.server.state import ServerState
 from keyhole.service.directory import read_current
 from keyhole.service.inbox import Asks, Waiting
 from keyhole.service.served import Served
-from keyhole.wire.settings import Evaluates
+from keyhole.wire.settings import HELD_OUT_SHARE, Evaluates
 
 _MAX_EXAMPLES = 1024  # of a device that count, where the run bounds none
 _PURPOSE = b"evaluation"
@@ -60,7 +60,7 @@ class DeviceEvaluation:
 
     def __call__(self, state: ServerState) -> Mapping[str, float]:
         """Returns the mean of each metric over the devices of a cohort of its own, weighted by
-        examples; none where nobody could tell."""
+        examples, and the share of these that devices hold out; none where nobody could tell."""
         served, lobby = self.served, self.served.lobby
         current = read_current(served.publisher.directory)
         assert lobby is not None
@@ -73,7 +73,8 @@ class DeviceEvaluation:
 
         names = lobby.evaluators(t, cohorts, parts.draws, tell)
         bound = self.parts.max_weight
-        asked = Evaluates(list(self.names), int(bound) if bound < inf else _MAX_EXAMPLES)
+        told_of = [*self.names, HELD_OUT_SHARE]
+        asked = Evaluates(told_of, int(bound) if bound < inf else _MAX_EXAMPLES)
         told = {**served.settings(t, parts, self.clients.users), **asked.settings()}
         sums = replace(parts, keys_per_client={}, norms=None)
         asks = Asks(asked.layout, sums, told, _PURPOSE, self.clients.frozen_state)

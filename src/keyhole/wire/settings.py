@@ -203,6 +203,9 @@ def _unpacked(text: str, limit: int) -> KeyTable:
 
 
 EVALUATION_SETTING = "evaluation"
+HELD_OUT_SHARE = "held_out_share"
+"""What every device is asked beside the metrics of a run: 1 where it measures with examples that it
+does not train on, 0 where it trains on them; the mean says what the metrics are worth."""
 _TOLD = "told"
 _MAX_METRICS = 64
 _LARGEST = float(np.finfo(np.float32).max)  # a metric beyond it could not be sent
@@ -231,10 +234,12 @@ class Evaluates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Returns what the settings of a manifest say of it."""
         return {EVALUATION_SETTING: msgspec.to_builtins(self)}
 
-    def numbers(self, measured: Mapping[str, float], examples: int) -> Tree:
-        """Returns what a device sends that has measured this on that number of examples; a metric
-        that is missing, not finite or beyond float32 does not count."""
+    def numbers(self, measured: Mapping[str, float], examples: int, is_held: bool = False) -> Tree:
+        """Returns what a device sends that has measured this on that number of examples, which it
+        holds out or trains on; a metric that is missing, not finite or beyond float32 does not
+        count."""
         weight = min(examples, self.max_examples) / self.max_examples
+        measured = {**measured, HELD_OUT_SHARE: float(is_held)} if measured else {}
         told = [weight]
         for name in self.metrics:
             value = measured.get(name, np.nan)

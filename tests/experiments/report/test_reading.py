@@ -1,5 +1,6 @@
 """Reading runs: what is there, what is lacking, and what is refused; means by hand."""
 
+import json
 import math
 
 import pytest
@@ -217,6 +218,22 @@ def test_the_split_of_the_curves_is_told_only_if_runs_agree(tmp_path):
     path = write_trial(tmp_path, "other", 0) / "run.json"
     path.write_text(path.read_text().replace('"curve": "validation"', '"curve": "test"'))
     assert read_one(tmp_path).split == ""
+
+
+@pytest.mark.parametrize(
+    ("share", "word"), [(1.0, "held-out"), (0.0, "training"), (0.5, "devices'"), (None, "devices'")]
+)
+def test_what_devices_measured_on_is_told_in_place_of_a_split(tmp_path, share, word):
+    write_sweep(tmp_path, "s", [LINE])
+    by_devices = {"cohort.sampling": "check-in", "cohort.evaluators": 2}
+    arm = write_trial(tmp_path, "arm", 0, changes=by_devices)
+    lines = [json.loads(line) for line in (arm / "records.jsonl").read_text().splitlines()]
+    for line in lines:
+        line["metrics"] |= {} if share is None else {"held_out_share": share}
+    (arm / "records.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    found = read_one(tmp_path)
+    assert (found.split, found.tested_on) == (word, word)
+    assert "held_out_share" not in found.lines[0].trials[0].curves
 
 
 def test_the_deviation_is_the_sample_standard_deviation():

@@ -188,7 +188,7 @@ def draw_final(sweep: SweepResults) -> Figure:
             spreads = [line.test for line in lines]
             draw_points(right, [places[line] for line in lines], spreads, styles[panel])
         _finish_sizes(left, sweep.lines)
-        label_metric(right, sweep.metric, "test")
+        label_metric(right, sweep.metric, sweep.tested_on)
         for axes in (left, right):
             _finish_x(axes, sweep, places)
         names = [sweep.starred(panel, *lines) for panel, lines in sweep.panels.items()]
@@ -207,7 +207,7 @@ def draw_reached(sweep: SweepResults) -> Figure:
             draw_points(axes, [places[li] for li in lines], [li.test for li in lines], style)
             for lines, style in zip(sweep.panels.values(), styles.values(), strict=True)
         ]
-        label_metric(axes, sweep.metric, "test")
+        label_metric(axes, sweep.metric, sweep.tested_on)
         _finish_x(axes, sweep, places)
         names = [sweep.starred(panel, *lines) for panel, lines in sweep.panels.items()]
         add_legend(figure, handles, names, sweep.note)
@@ -324,7 +324,7 @@ def _draw_cost(axes: Axes, line: Series, style: SeriesStyle) -> Line2D:
 
 def _finish_costs(axes: Axes, sweep: SweepResults) -> None:
     is_tested = all(line.test is not None for line in sweep.lines)
-    label_metric(axes, sweep.metric, "test" if is_tested else "last")
+    label_metric(axes, sweep.metric, sweep.tested_on if is_tested else "last")
     axes.set_xlabel("KB per client and round, down and up")
     moved = [line.costs.kilobytes for line in sweep.lines if line.costs]
     if spans_decades(moved):
@@ -371,7 +371,7 @@ def draw_grid(sweep: SweepResults) -> Figure:
         for axes, (panel, cells) in zip(grid.flat, maps.items(), strict=False):
             _draw_map(axes, cells, sweep)
             axes.set_title(panel)
-        split = sweep.split if any(line.last for line in sweep.lines) else "test"
+        split = sweep.split if any(line.last for line in sweep.lines) else sweep.tested_on
         unit = " (%)" if is_share(sweep.metric) else ""
         text = f"{split} {metric_name(sweep.metric)}{unit}, best cell framed".strip()
         figure.suptitle(f"{text}\n{sweep.star_note}".rstrip(), fontsize=10)

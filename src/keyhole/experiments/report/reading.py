@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from keyhole.errors import InputError, worded
+from keyhole.experiments.measuring import measured_on
 from keyhole.experiments.report.results import (
     OVERVIEW,
     Costs,
@@ -30,6 +31,7 @@ from keyhole.experiments.report.results import (
 from keyhole.experiments.trial import Best, told_of
 from keyhole.rounds.record import RoundRecord, metrics_from_json, read_records
 from keyhole.rounds.spec import RunSpec
+from keyhole.wire.settings import HELD_OUT_SHARE
 
 
 class _Read(Struct, frozen=True):
@@ -271,7 +273,8 @@ def trial_of(directory: Path, records: Sequence[RoundRecord]) -> Trial:
         costs = _costs(records)
     except OverflowError as error:
         raise _foreign(directory / "records.jsonl", "the records of a run", str(error)) from error
-    metrics = sorted({name for record in records for name in record.metrics})
+    metrics = {name for record in records for name in record.metrics} - {HELD_OUT_SHARE}
+    last = next((record.metrics for record in reversed(records) if record.metrics), {})
     done = max((record.round + 1 for record in records), default=0)
     result = _read_result(directory / "result.json")
     return Trial(
@@ -281,8 +284,8 @@ def trial_of(directory: Path, records: Sequence[RoundRecord]) -> Trial:
         rounds_done=done,
         relative_size=told.size.client / told.size.server,
         broadcast_bytes=broadcast_bytes(told.size.server),
-        split=told.curve,
-        curves={name: curve_of(records, name) for name in metrics},
+        split=measured_on(spec, last, told.curve),
+        curves={name: curve_of(records, name) for name in sorted(metrics)},
         costs=costs,
         # Records beyond the result are of a run that was asked to go on and has not ended yet.
         result=result if result is not None and result.rounds >= done else None,

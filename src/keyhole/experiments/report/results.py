@@ -112,7 +112,8 @@ class Trial:
         run: `run.json`, which holds it beside versions and facts about data.
         relative_size: numbers in the largest sub-model over numbers in the server's model.
         broadcast_bytes: what a client would receive and send in a round of the whole model.
-        split: on which the run was evaluated while it trained; empty if it does not say.
+        split: on which the run was evaluated while it trained, or what of their examples devices
+            measured it with; empty if it does not say.
         curves: metric -> rounds done -> value on that split.
         costs: None before the first round.
         result: None while the trial is unfinished.
@@ -128,6 +129,11 @@ class Trial:
     curves: Mapping[str, Mapping[int, float]]
     costs: Costs | None
     result: TrialResult | None
+
+    @property
+    def tested_on(self) -> str:
+        """What its result was measured on."""
+        return self.split if self.spec.cohort.evaluators else "test"
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -315,6 +321,12 @@ class SweepResults:
         """On which the curves were measured; empty if the runs do not say or do not agree."""
         splits = {trial.split for line in self.lines for trial in line.trials}
         return splits.pop() if len(splits) == 1 else ""
+
+    @property
+    def tested_on(self) -> str:
+        """On which results were measured; empty if the runs do not agree."""
+        splits = {trial.tested_on for line in self.lines for trial in line.trials}
+        return "test" if not splits else splits.pop() if len(splits) == 1 else ""
 
     def is_complete(self, line: Series) -> bool:
         """Whether every trial of a line is there and finished."""

@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from keyhole.errors import InputError, KeyholeError
+from keyhole.experiments.measuring import BESIDE
 from keyhole.experiments.report.reading import trial_number, trial_of
 from keyhole.experiments.report.results import Curve, Series, Trial
 from keyhole.experiments.report.writing import is_share, metric_name, shorten_names
@@ -244,7 +245,7 @@ class RunFolder:
             "metric": line.metric,
             "metric_title": metric_name(line.metric),
             "is_share": is_share(line.metric),
-            "split": "test" if line.test else first.split,
+            "split": first.tested_on if line.test else first.split,
             "reached": _number(reached.mean) if reached else None,
             "half_width": _number(reached.half_width) if reached else None,
             "bytes": costs.bytes_down + costs.bytes_up if costs else None,
@@ -265,7 +266,7 @@ def _of_round(path: Path, round_id: str) -> Iterator[Path]:
 def _described(line: Told, series: Series, records: Sequence[RoundRecord]) -> Told:
     """Everything that the page shows of a run."""
     metrics = {name for trial in series.trials for name in trial.curves}
-    costs = series.costs
+    first, costs = series.trials[0], series.costs
     learned = (
         []
         if costs is None
@@ -280,7 +281,10 @@ def _described(line: Told, series: Series, records: Sequence[RoundRecord]) -> To
             name: _curve(series, name)
             for name in sorted(metrics, key=lambda name: (name != series.metric, name))
         },
-        "split_of_curves": series.trials[0].split,
+        "split_of_curves": {
+            name: "" if first.spec.cohort.evaluators and name.startswith(BESIDE) else first.split
+            for name in sorted(metrics)
+        },
         "tests": {name: _told(series.test_of(name)) for name in series.metrics},
         "bytes_down": costs.bytes_down if costs else None,
         "bytes_up": costs.bytes_up if costs else None,
@@ -288,7 +292,7 @@ def _described(line: Told, series: Series, records: Sequence[RoundRecord]) -> To
         "learned": learned,
         "privacy": dict(records[-1].privacy) if records else {},
         "incidents": list(_incidents(records)),
-        "settings": {name: str(value) for name, value in series.trials[0].settings.items()},
+        "settings": {name: str(value) for name, value in first.settings.items()},
         "differing": series.differing,
         "ends": [
             f"trial {trial.number}: {trial.result.told}"

@@ -164,7 +164,7 @@ function metricChart(name, runs) {
     const interval = (p) => (p[3] > p[2] ? ` (${format(p[2])} to ${format(p[3])})` : "");
     return `${some(value, 5)} ${state.against === "bytes" ? "MB" : "rounds"}: ${said.map(([run, p]) => `${run.short} ${format(p[1])}${interval(p)}`).join("; ")}`;
   };
-  const title = `${first.title}, ${runs[0].split_of_curves || "by round"}`;
+  const title = `${first.title}, ${runs[0].split_of_curves[name] || "by round"}`;
   const ends = runs.map((run, i) => (curves[i].length ? `${run.short} ends at ${format(curves[i].at(-1)[1])}.` : "")).join(" ");
   const rows = xs.map((value) => [some(value, 5), ...curves.map((c) => { const p = c.find((q) => q[0] === value); return p ? format(p[1]) : ""; })]);
   return section(`metric-${name}`, title,
