@@ -16,6 +16,7 @@ from keyhole.aggregation.privacy.ledger import Charge, Ledger, default_ledger, r
 from keyhole.cli.sums import send_of
 from keyhole.device.device import Device
 from keyhole.errors import BudgetError
+from keyhole.service.access import Keyring
 
 OPTIONS = {
     "aggregators": tuple(f"http://127.0.0.1:{port}#" + "ab" * 32 for port in (8, 9)),
@@ -28,6 +29,7 @@ OPTIONS = {
     "min_clients_per_key": None,
     "ledger": None,
     "max_bytes": None,
+    "token_file": None,
     "max_epsilon": 5.0,  # one sum with noise 1 costs 4.887, two 7.286
 }
 
@@ -37,9 +39,10 @@ def home(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
 
-def start(client=3):
+def start(client=3, **options):
     """What `keyhole device` sends by, as one start of it makes that."""
-    return send_of({**OPTIONS, "client": client}, lambda name, url, token: Device(url))
+    given = {**OPTIONS, "client": client, **options}
+    return send_of(given, lambda name, url, token: Device(url))
 
 
 def spend(send, round_id):
@@ -75,3 +78,15 @@ def test_devices_that_share_the_file_are_charged_each():
             "device-4": 1,
         }
         assert kept.totals.populations["https://slices.example"].sums == 1
+
+
+def test_so_are_devices_with_examples_of_their_own(tmp_path):
+    ring = Keyring((b"k" * 32,))
+    for name in ("ann", "ben"):
+        (tmp_path / name).write_text(ring.issue("device", name, now=0.0, seconds=60.0))
+        assert spend(start(None, token_file=tmp_path / name), "0-a")
+    with closing(Ledger(default_ledger())) as kept:
+        assert {name: spent.sums for name, spent in kept.totals.devices.items()} == {
+            "ann": 1,
+            "ben": 1,
+        }

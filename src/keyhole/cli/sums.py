@@ -188,7 +188,6 @@ def send_of(options: Mapping[str, Any], connect: Callable[[str, str, Path | None
     from keyhole.aggregation import shared_sum
     from keyhole.aggregation.privacy.ledger import Budget, Ledger, default_ledger
     from keyhole.device.sums import SumPolicy, SumSend, aggregator_of
-    from keyhole.wire.assignment import device_name
 
     files = options["aggregator_tokens"] or (None, None)
     (one, first_key), (other, second_key) = map(aggregator_of, options["aggregators"])
@@ -203,9 +202,18 @@ def send_of(options: Mapping[str, Any], connect: Callable[[str, str, Path | None
         max_upload=options["max_bytes"] or SumPolicy.max_upload,
     )
     ledger = Ledger(options["ledger"] or default_ledger(), Budget(options["max_epsilon"] or inf))
-    keys, name = (first_key, second_key), device_name(options["client"])
-    aggregation = shared_sum(options["aggregation"])
-    return SumSend(first, second, keys, policy, aggregation, ledger, name)
+    keys, aggregation = (first_key, second_key), shared_sum(options["aggregation"])
+    return SumSend(first, second, keys, policy, aggregation, ledger, _name_of(options))
+
+
+def _name_of(options: Mapping[str, Any]) -> str:
+    """What a device is called in its ledger, which others of the machine may share: that of its
+    client, or else of its token."""
+    from keyhole.wire.assignment import device_name, name_in
+
+    if options["client"] is not None:
+        return device_name(options["client"])
+    return (options["token_file"] and name_in(read_token(options["token_file"]))) or "device"
 
 
 def check_served_clear(spec: RunSpec) -> None:
