@@ -119,6 +119,9 @@ def test_a_manifest_is_read_or_refused(node, tmp_path):
         assert node.call("readManifest", held.id, held.encoded) == "read"
         with pytest.raises(RefusedError, match="damaged on its way"):
             node.call("readManifest", held.id, held.encoded.replace(b"word", b"wort"))
+        renamed = f"9{held.id[held.id.index('-') :]}"
+        with pytest.raises(RefusedError, match="under another number"):
+            node.call("readManifest", renamed, held.encoded)
 
 
 def test_a_manifest_that_the_trainer_did_not_sign_is_refused(node, tmp_path):

@@ -107,6 +107,13 @@ export async function readManifest(round, bytes) {
   onlyNames(told, NAMES);
   demand(told.version === VERSION, `version ${told.version}`);
   demand(isCount(told.number) && isCount(told.step), "a round without a number");
+  if (`${told.number}-${hex(digest)}` !== round) {
+    throw new KeyholeError("ViolationError", "a round under another number", {
+      got: `round ${told.number} as ${round.slice(0, round.indexOf("-"))}`,
+      expected: "the number that it was published with",
+      fix: "nothing was fetched; the service lies",
+    });
+  }
   demand(Array.isArray(told.spaces) && Array.isArray(told.tables), "a round without tables");
   const spaces = new Map(told.spaces.map(({ name, num_keys }) => [name, num_keys]));
   for (const table of told.tables) checkTable(table, spaces);

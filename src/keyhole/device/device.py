@@ -49,7 +49,7 @@ from keyhole.wire.manifest import (
     Manifest,
     check_records,
     count_nodes,
-    decode_manifest,
+    decode_round,
     digest_of,
     name_round,
     not_a_round,
@@ -265,7 +265,7 @@ class Device:
         got = self.client.get(path, token=token, limit=MAX_BYTES, check=check)
         if self._trainer_key is not None:
             self._trainer_key.check(round_id, read_signature(got.headers.get(SIGNATURE)))
-        known = KnownRound(round_id, decode_manifest(bytes(got.body)))
+        known = KnownRound(round_id, decode_round(bytes(got.body), number))
         with self._lock:
             self._rounds[round_id] = known
             while len(self._rounds) > _MAX_ROUNDS:

@@ -54,7 +54,7 @@ from keyhole.wire.manifest import (
     Manifest,
     SegmentInfo,
     TableInfo,
-    decode_manifest,
+    decode_round,
     name_round,
     number_of,
 )
@@ -388,7 +388,7 @@ def fetch_round(
             f"the manifest of round {current.number} is damaged: got {found}; expected "
             f"{current.round}; push the round again"
         )
-    files = _list_files(decode_manifest(encoded))
+    files = _list_files(decode_round(encoded, current.number))
     with Publisher(directory):  # nobody else writes, and what a killed writer left is gone
         _refuse_older_pull(directory, current, settings)
         meter = _Meter(sum(f.size for f in files[0]) + sum(f.size for f in files[1]), progress)

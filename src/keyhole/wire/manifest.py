@@ -27,7 +27,7 @@ from keyhole.arrays import KeyArray, Tree
 from keyhole.crypto.merkle import HashArray, TreeShape, proof_places, root_of
 from keyhole.crypto.merkle import Tree as HashTree
 from keyhole.delivery.records import PLAIN, Coding, CodingKind, RecordField, Records
-from keyhole.errors import DamageError, InputError, KeyholeError
+from keyhole.errors import DamageError, InputError, KeyholeError, ViolationError
 from keyhole.primitives.keyspace import KeySpace
 from keyhole.primitives.layout import Cut, Layout
 
@@ -239,6 +239,18 @@ def decode_manifest(data: bytes) -> Manifest:
             f"{VERSION}, see docs/wire.md; fetch it again; it may come from another "
             "version of keyhole"
         ) from error
+    return manifest
+
+
+def decode_round(data: bytes, number: int) -> Manifest:
+    """Returns the manifest of the round of a number; raises ViolationError where it says another,
+    which it was published and signed with."""
+    manifest = decode_manifest(data)
+    if manifest.number != number:
+        raise ViolationError(
+            f"a round under another number: got round {manifest.number} as round {number}; "
+            "expected the number that it was published with; nothing was fetched; the service lies"
+        )
     return manifest
 
 
