@@ -13,6 +13,7 @@ CPU times of one thread, medians; contestants take turns.
 * ring: whole requests at one server, from keys to checked slices: bytes of query, reply, hint and
   top; the table encoded once a round; a client alone, and eight in one pass. With K = 10^6 the
   encoded table has 24 GB and lies in files of the folder for temporary files.
+* sides: what a client's time tells of how many keys it wanted, by CPU times for 5 and for 1,000.
 * small: the shape of a published figure. Published figures come from other machines.
 
 K = 10^6 takes 2 GB for the table and 2 GB that it is copied to.
@@ -31,6 +32,7 @@ from keyhole.arrays import keep_freed_memory
 from private_cells.clients import measure_clients
 from private_cells.lattice import measure_lattice
 from private_cells.scans import measure_scans
+from private_cells.sides import measure_sides
 from private_cells.small import measure_small
 from private_cells.tables import make_table
 
@@ -44,10 +46,11 @@ def measure_size(num_keys: int) -> list[object]:
     progress(f"K={num_keys}: making slices")
     table = make_table(num_keys)
     cells: list[object] = []
-    works = [partial(measure_scans, table)]
-    works += [partial(measure_clients, table, m) for m in KEYS_PER_CLIENT]
     few = KEYS_PER_CLIENT if num_keys < SIZES[-1] else KEYS_PER_CLIENT[-1:]
-    works += [partial(measure_lattice, table, m) for m in few]
+    # First of all, since the peak of memory is the process's and the others copy the table.
+    works = [partial(measure_lattice, table, m) for m in few]
+    works += [partial(measure_scans, table)]
+    works += [partial(measure_clients, table, m) for m in KEYS_PER_CLIENT]
     for work in works:
         cells.append(work())
         print(cells[-1], flush=True)
@@ -58,8 +61,8 @@ def main() -> int:
     flags = parser((__doc__ or "").splitlines()[0], RESULTS).parse_args()
     keep_freed_memory()  # as services do
     print(machine_facts())
-    cells: list[object] = [measure_small()]
-    print(cells[0], flush=True)
+    cells: list[object] = [measure_small(), *measure_sides()]
+    print(*cells, sep="\n", flush=True)
     for num_keys in SIZES[:1] if flags.quick else SIZES:
         cells += measure_size(num_keys)
     goals = [goal for cell in cells for goal in cell.goals()]  # type: ignore[attr-defined]
