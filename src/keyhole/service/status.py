@@ -130,7 +130,13 @@ def gathers(number: int, here: int, needed: int) -> str:
 
     >>> gathers(3, 2, 10)
     'round 3: 2 of 10 devices wait to be drawn'
+    >>> gathers(3, 14, 10)
+    'round 3: 14 devices wait to be drawn, and 10 are enough'
     """
+    if here > needed:
+        return (
+            f"round {number}: {counted(here, 'device')} wait to be drawn, and {needed:,} are enough"
+        )
     return f"round {number}: {here:,} of {counted(needed, 'device')} wait to be drawn"
 
 
