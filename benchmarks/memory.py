@@ -6,7 +6,9 @@ Each cell runs in a process of its own, with a thread for each core, as `keyhole
 Compared is the peak of that process, all that Python, NumPy, JAX and Numba take included; of
 selected rows it is what the peak adds to the process before its first round. A client's training
 takes memory of its own: those of `numpy` return a multiple of what they received, those of `jax`
-make a step of a model with one parameter.
+make a step of a model with one parameter. Beside these stands the same step in plain JAX, one
+client after the other, added up in NumPy: what of the peak is JAX itself, once it has started, and
+what a loop without a server needs.
 """
 
 from __future__ import annotations
@@ -79,6 +81,45 @@ def dense_peak(trainer: str, megabytes: int) -> float:
     return _peak()
 
 
+@dataclass(frozen=True)
+class Twin:
+    """Bytes of a process that trains the clients of the `jax` cell in plain JAX: once JAX has
+    started, and at the peak. No goal is tied to it."""
+
+    name: str
+    held: float
+    started: float
+    peak: float
+
+
+def plain_jax_peak(megabytes: int) -> tuple[float, float]:
+    """Trains as many clients in plain JAX; returns what the process held when JAX had started, and
+    its peak."""
+    _prepare()
+    import jax
+    import jax.numpy as jnp
+
+    jnp.zeros(1).block_until_ready()
+    started = _peak()
+
+    def loss(model: jax.Array, x: jax.Array) -> jax.Array:
+        return jnp.mean(jnp.square(model - 1.0)) * jnp.mean(x)
+
+    @jax.jit
+    def client(model: jax.Array, batches: jax.Array) -> jax.Array:
+        def step(i: int, params: jax.Array) -> jax.Array:
+            return params - 0.1 * jax.grad(loss)(params, batches[i])
+
+        return model - jax.lax.fori_loop(0, 1, step, model)
+
+    model, batches = np.zeros(megabytes * 250_000, np.float32), np.ones((8, 4), np.float32)
+    total = np.zeros_like(model)
+    for _ in range(CLIENTS):
+        total += np.asarray(client(model, batches))
+    model -= total / CLIENTS
+    return started, _peak()
+
+
 def _tenth(slices: dict, _data: object, _rng: object) -> dict[str, np.ndarray]:
     return {"w": slices["w"] * np.float32(0.1)}
 
@@ -121,6 +162,13 @@ def measure_dense(trainer: str, megabytes: int, at_most: float) -> Cell:
     return Cell(name, megabytes * 1e6, _alone(dense_peak, trainer, megabytes), at_most)
 
 
+def measure_twin(megabytes: int) -> Twin:
+    """Plain JAX, in a process of its own."""
+    name = f"{megabytes} MB to {CLIENTS} clients, plain JAX"
+    progress(name)
+    return Twin(name, megabytes * 1e6, *_alone(plain_jax_peak, megabytes))
+
+
 def measure_rows(m: int) -> Cell:
     """Selected rows, in a process of their own."""
     name = f"tag regression, m={m}"
@@ -148,7 +196,13 @@ def main() -> int:
             f"{cell.name:<34} {cell.held / 1e6:6,.0f} MB, peak {cell.peak / 1e6:,.0f},"
             f" goal {cell.at_most / 1e6:,.0f}"
         )
-    return finish(flags, "memory", cells, [goal for cell in cells for goal in cell.goals()])
+    twin = measure_twin(20)
+    print(
+        f"{twin.name:<34} {twin.held / 1e6:6,.0f} MB, peak {twin.peak / 1e6:,.0f},"
+        f" JAX started {twin.started / 1e6:,.0f}"
+    )
+    goals = [goal for cell in cells for goal in cell.goals()]
+    return finish(flags, "memory", [*cells, twin], goals)
 
 
 if __name__ == "__main__":

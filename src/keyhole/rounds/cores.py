@@ -148,7 +148,7 @@ def keep_compiled() -> None:
 class _Pace:
     """How long the computations of a client have taken lately; no bytes depend on it."""
 
-    seconds: float = 10 * _SHORT
+    seconds: float = _SHORT  # until it is known: others help
 
     def note(self, seconds: float) -> None:
         """Counts one more; one that compiles counts as a long one, and is soon forgotten."""
