@@ -112,6 +112,7 @@ def test_another_code_than_the_rounds_is_refused_with_both_identities(service, s
     mine = identity_of(task_named(shop))
     assert trained["identity"] in str(refused.value)
     assert mine in str(refused.value)
+    assert "which a device gets from its trainer" in str(refused.value)
     assert service.stored(published.id) == {}
 
 

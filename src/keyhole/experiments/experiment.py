@@ -135,8 +135,8 @@ class Experiment:
         if ref is not None and ref.identity not in ("", found.identity):
             raise InputError(
                 f"the code or fields of {ref.name} ({path}) are not those that the run was started "
-                f"with: got {found.identity}; expected {ref.identity}; restore them, or start a "
-                "new run"
+                f"with: got {found.identity}; expected {ref.identity}; take those of the "
+                "run, which a device gets from its trainer, or start a new run"
             )
         return found
 
