@@ -121,6 +121,18 @@ def test_the_same_call_goes_on_with_more_rounds_and_gives_the_same_bytes(tmp_pat
     assert further.rounds == 8
 
 
+def test_a_choice_of_the_library_goes_by_its_name():
+    for named in ("Random-Top", {"item": "random-top"}):
+        assert make_task(keys=named).choices == {"item": kh.keys.random_top}
+
+
+def test_a_metric_that_was_measured_after_the_last_round_alone_is_told():
+    run = kh.train(make_task(), rounds=2, m=3, **{**SETTINGS, "evaluate_every": 10})
+    assert "mse" in run.metrics
+    with pytest.raises(InputError, match=r"'mse' was measured after the last round alone: got 2 r"):
+        run.curve("mse")
+
+
 def test_another_choice_of_keys_is_another_run(tmp_path):
     kh.train(make_task(), rounds=2, m=5, out=tmp_path / "run", **SETTINGS)
 
@@ -196,10 +208,27 @@ def test_a_key_that_is_not_selected_can_be_an_error():
         (lambda: kh.Task(make_model(), make_data({"itm": "item"})), "did you mean item?"),
         (lambda: kh.Task(make_model(), make_data({"item": "itme"})), "did you mean item?"),
         (lambda: make_task(keys={"itme": lambda *_: ()}).choices, "did you mean item?"),
+        (
+            lambda: kh.Task(replace(make_model(), cuts=()), make_data()),
+            "expected a model that is cut; pass the model cut",
+        ),
+        (
+            lambda: kh.Task(make_model(), np.zeros(3)),
+            "are no data set: got a ndarray; expected a D",
+        ),
+        (
+            lambda: kh.Task(make_model(), make_data(), metrics=mse),
+            "metrics of a task have no names: got a function; ",
+        ),
+        (lambda: make_task(keys="random-tpo").choices, "did you mean random-top?"),
         (lambda: make_task(missing="skip"), "expected drop, unknown or error"),
         (lambda: make_task(missing="unknown"), "pass unknown="),
         (lambda: make_task(unknown={"item": ITEMS}), "unknown names no key"),
         (lambda: kh.train(make_task(), rounds=1, m=5, cohrt=3), "did you mean cohort?"),
+        (
+            lambda: kh.train(make_task(), rounds=1, keys="top"),
+            r"pass it to kh\.Task\(keys=\.\.\.\)",
+        ),
         (lambda: kh.train(make_task(), rounds=1, m="some"), "expected a whole number"),
         (lambda: kh.train(make_task(), rounds=1, m={"itm": 3}), "did you mean item?"),
         (lambda: kh.train(make_task(), rounds=1, m=ITEMS + 1, **SETTINGS), "out of range"),

@@ -101,6 +101,8 @@ def check(folder, old, new):
         ("rounds = 20", "rounds = 20\nclient.lr = [1]", "expected TOML"),
         ("size = 3", "size = [3, 4]", r"cohort.size of keyhole.toml is not a whole number"),
         ("count = 20", "cuont = 20", "did you mean keys.film.count?"),
+        ("count = 20", 'count = "x"', "keys.film.count of keyhole.toml is not a whole number: got"),
+        ("count = 20", "count = 0", "keys.film.count of keyhole.toml is out of range: got 0; "),
         ("[keys.film]", "[keys.flim]", "got flim; expected film"),
         ("lr = 0.2\n", "lr = 0.2\n[best]\nmetrik = 'error'\n", "did you mean best.metric?"),
         ('"choosers"', '"chooser"', "did you mean choosers?"),

@@ -7,7 +7,7 @@ import pytest
 
 import keyhole as kh
 from keyhole.errors import InputError
-from keyhole.keys.choice import KeyCounts, KeyTable, choose_with
+from keyhole.keys.choice import ClientContext, KeyCounts, KeyTable, choose_with
 from keyhole.keys.structured import importance
 from keyhole.rounds.norms import dump_norms, load_norms, norms_after
 from keyhole.server.row_sums import RowUpdate
@@ -41,6 +41,30 @@ def test_the_norm_of_a_key_is_that_of_all_it_cuts_in_the_last_step_that_touched_
         expected = [by_hand.get((space.name, key), 0.0) for key in range(space.num_keys)]
         np.testing.assert_allclose(norms[space.name].of(space.all_keys().array), expected)
     assert dump_norms(load_norms(dump_norms(norms))) == dump_norms(norms)
+
+
+@pytest.mark.parametrize(
+    "choose",
+    [
+        lambda context: context.counts.keys[context.norms.of(context.counts.keys) >= 0],
+        lambda context: context.counts.keys[context.users.tables["word"].of(0) > 0],
+    ],
+)
+def test_a_fact_that_is_read_without_a_mark_is_named_with_the_mark(choose):
+    word = kh.KeySpace("word", 9)
+    choose = choose_with({"word": choose}, lambda own: {"word": KeyCounts.of(word, own)})
+    with pytest.raises(InputError, match="marked @needs"):
+        choose(np.array([1, 2]), ClientContext({"word": 2}, np.random.default_rng(0)))
+
+
+def test_an_attribute_error_of_another_kind_stays_as_it_is():
+    word = kh.KeySpace("word", 9)
+    choose = choose_with(
+        {"word": lambda context: None.of(context.counts)},
+        lambda own: {"word": KeyCounts.of(word, own)},
+    )
+    with pytest.raises(AttributeError, match="'NoneType' object has no attribute 'of'"):
+        choose(np.array([1, 2]), ClientContext({"word": 2}, np.random.default_rng(0)))
 
 
 def test_a_row_that_moved_by_nothing_is_forgotten():

@@ -172,6 +172,9 @@ def fields_of(where: str, told: Mapping[str, Any], *, varied: bool = False) -> d
     for name, value in nested.items():
         if f"{name}.name" in fields and isinstance(value, str | list):
             nested[name] = {"name": value}
+    spaces = nested.get("keys")
+    for space in spaces if isinstance(spaces, Mapping) else ():  # which the task names
+        fields |= {f"keys.{space}.{field.path}": field for field in spec_fields(KeySpec)}
     for name, value in flatten(nested).items():
         _check_name(where, name, value, fields)
         if (field := fields.get(name)) is not None:

@@ -177,8 +177,8 @@ def read_result(directory: Path, asked: Mapping[str, Any]) -> Result | None:
     if result.rounds > rounds or not holds_store(directory / "state"):
         raise InputError(
             f"{directory} holds a finished run of another length: got {rounds} rounds; expected "
-            f"{result.rounds}, or more where the run was kept with its state; choose another "
-            "directory"
+            f"{result.rounds}, or more where the run was kept with its state (--keep-state); "
+            "choose another directory"
         )
     return None
 

@@ -255,6 +255,12 @@ class TrainedRun:
         common = sorted(set(measured[0]).intersection(*measured[1:]))
         if not common:
             known = sorted({n for t in self.trials for r in t.records for n in r.numbers})
+            if metric in self.spreads:
+                raise InputError(
+                    f"{metric!r} was measured after the last round alone: got {self.rounds} rounds "
+                    f"and evaluate_every={self.spec.evaluate_every}; expected a round that is "
+                    "evaluated; train with a smaller evaluate_every"
+                )
             raise InputError(
                 f"the run has no such metric: got {metric!r}; expected "
                 f"{', '.join(known) or 'one that was measured, see evaluate_every'}; "

@@ -22,7 +22,7 @@ from keyhole.experiments.task import Metrics, Predictions, TaskKind, TaskParts, 
 from keyhole.front.undeclared import check_undeclared
 from keyhole.identity import Ref
 from keyhole.keys.choice import Choice, KeyCounts
-from keyhole.keys.structured import OF_OWN_KEYS, top
+from keyhole.keys.structured import OF_OWN_KEYS, choice_named, top
 from keyhole.models.client_update import Batch, TrainsItself
 from keyhole.models.model import Model
 from keyhole.parts import near_miss
@@ -50,7 +50,8 @@ class Task:
         model: `kh.torch.Model` or `kh.jax.Model`, with its cuts.
         data: with a train and a test split, such as `kh.data.from_pandas(...).hold_out(0.1)`; or
             what devices hold, such as `kh.data.at_devices(inputs={"item": "item"})`.
-        keys: how clients choose keys; one choice for all key spaces, or one for each by its name.
+        keys: how clients choose keys: a function of a `KeyContext`, or the name of one that the
+            library has, such as "random-top"; one for all key spaces, or one for each by its name.
         metrics: name -> `(outputs, examples) -> number`, on the test split. The first is the one
             that figures show.
         missing: what becomes of a key in a client's data that the client did not select. "drop"
@@ -66,13 +67,14 @@ class Task:
 
     model: Model | TrainsItself
     data: Dataset = field(compare=False)
-    keys: Choice | Mapping[str, Choice] = top
+    keys: Choice | str | Mapping[str, Choice | str] = top
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     missing: Missing = "drop"
     unknown: Mapping[str, int] = field(default_factory=dict)
     name: str = "task"
 
     def __post_init__(self) -> None:
+        _check_kinds(self)
         _check_unknown(self)
         for split in ("train", "test"):
             if split not in self.data.splits:
@@ -106,14 +108,14 @@ class Task:
     def choices(self) -> dict[str, Choice]:
         """Key space -> how its keys are chosen."""
         if not isinstance(self.keys, Mapping):
-            return dict.fromkeys(self.spaces, self.keys)
+            return dict.fromkeys(self.spaces, _choice_of(self.keys))
         for name in self.keys:
             if name not in self.spaces:
                 raise InputError(
                     f"the model has no key space {name!r}: got keys for it; expected "
                     f"{', '.join(self.spaces)}; {near_miss(name, self.spaces)}"
                 )
-        return {name: self.keys.get(name, top) for name in self.spaces}
+        return {name: _choice_of(self.keys.get(name, top)) for name in self.spaces}
 
     @property
     def kind(self) -> TaskKind:
@@ -268,12 +270,31 @@ def _in_batches(model: Any) -> Callable[[Any, Batch], Array]:
     return predict
 
 
+def _choice_of(given: Choice | str) -> Choice:
+    return choice_named(given) if isinstance(given, str) else given
+
+
 def _flat(column: Any) -> Array:
     return column.flat if isinstance(column, Ragged) else np.asarray(column).reshape(-1)
 
 
 def _count(examples: Batch) -> int:
     return min(map(len, examples.values()))
+
+
+def _check_kinds(task: Task) -> None:
+    """Raises InputError where data or metrics are of another kind."""
+    if not isinstance(task.data, Dataset):
+        raise InputError(
+            f"the data of a task are no data set: got a {type(task.data).__name__}; expected a "
+            "Dataset, which says whose each example is; make one with kh.data.from_arrays, "
+            "kh.data.from_pandas or another function of kh.data"
+        )
+    if not isinstance(task.metrics, Mapping):
+        raise InputError(
+            f"the metrics of a task have no names: got a {type(task.metrics).__name__}; expected a "
+            'dict of name and (outputs, examples) -> number; pass metrics={"mse": mse}, say'
+        )
 
 
 def _check_inputs(spaces: Mapping[str, KeySpace], data: Dataset) -> None:
@@ -288,7 +309,8 @@ def _check_inputs(spaces: Mapping[str, KeySpace], data: Dataset) -> None:
         if space not in spaces:
             raise InputError(
                 f"inputs name a key space that the model does not have: got {space!r} for column "
-                f"{column!r}; expected {', '.join(spaces)}; {near_miss(space, spaces)}"
+                f"{column!r}; expected {', '.join(spaces) or 'a model that is cut'}; "
+                f"{near_miss(space, spaces) if spaces else 'pass the model cuts=[kh.Cut(...)]'}"
             )
     for name in spaces:
         if name in columns and name not in data.inputs:

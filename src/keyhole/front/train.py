@@ -73,7 +73,7 @@ def train(
             that `keyhole serve` serves, or a `Devices` that says more. Their run is kept in `out`.
         settings: fields of a `RunSpec` by the names of the options of `keyhole train`, such as
             `cohort=50, client_lr=0.1, algorithm="FedAdam"`; delivery, aggregation, optimizer
-            and engine may be objects of your own.
+            and engine may be objects of your own. How clients choose keys is the task's `keys`.
 
     Raises:
         InputError: a setting is unknown or out of range, or `out` holds another run.
@@ -145,9 +145,11 @@ def _spec_and_parts(
     for name, given in {**settings, "rounds": rounds}.items():
         value = given.item() if isinstance(given, np.generic) else given
         if name not in FIELDS:
+            is_of_task = name in Task.__dataclass_fields__
+            fix = f"pass it to kh.Task({name}=...)" if is_of_task else near_miss(name, FIELDS)
             raise InputError(
                 f"train has no such setting: got {name}; expected one of "
-                f"{', '.join(sorted(FIELDS))}; {near_miss(name, FIELDS)}"
+                f"{', '.join(sorted(FIELDS))}; {fix}"
             )
         path = FIELDS[name].path
         if FIELDS[name].type is Ref and not isinstance(value, str):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
+from traceback import walk_tb
 from typing import Any, Literal, Protocol, TypeVar, get_args
 
 import numpy as np
@@ -280,6 +281,20 @@ def facts_of(choice: Choice) -> tuple[Fact, ...]:
     return found
 
 
+def _chosen(choice: Choice, context: KeyContext) -> KeyArray:
+    """What a choice returns; raises InputError where it reads a fact that it is not told."""
+    try:
+        return choice(context)
+    except AttributeError as error:
+        *_, (frame, _) = walk_tb(error.__traceback__)
+        read = frame.f_code.co_names if error.obj is None else ()
+        if "norms" in read and context.norms is None:
+            context.known_norms()
+        if "users" in read and context.users is None:
+            context.known_users()
+        raise
+
+
 def choose_with(
     choices: Mapping[str, Choice], count_keys: Callable[[Any], Mapping[str, KeyCounts]]
 ) -> Callable[[Any, ClientContext], KeysBySpace]:
@@ -310,7 +325,7 @@ def choose_with(
         counted = count_keys(data)
         own_rngs = context.rng.spawn(len(counted))
         return {
-            name: counts.space.keys(choices[name](context.of(counts, own_rng)))
+            name: counts.space.keys(_chosen(choices[name], context.of(counts, own_rng)))
             for (name, counts), own_rng in zip(counted.items(), own_rngs, strict=True)
         }
 

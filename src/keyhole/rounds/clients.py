@@ -271,7 +271,8 @@ def check_keys_per_client(layout: Layout, keys_per_client: Mapping[str, int]) ->
         if m > sizes[name]:
             raise InputError(
                 f"keys_per_client of {name!r} is out of range: got {m}; expected 0..{sizes[name]}; "
-                "a client cannot select more keys than there are: lower --m, or its count in `keys`"
+                "a client cannot select more keys than there are: lower m (--m), or count in "
+                f"[keys.{name}]"
             )
 
 
