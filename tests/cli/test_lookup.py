@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import keyhole as kh
+from keyhole import tree
 from keyhole.cli.main import main
 from keyhole.device.device import Device
 from keyhole.device.lookup import Lookup
@@ -80,6 +81,8 @@ def test_the_command_writes_rows_and_their_keys(tmp_path, roles, capsys):
         args = ["lookup", both.urls[0], "--keys", "word=7,42", *second, "--out", str(out)]
         code, said = run(capsys, *args)
     assert (code, said[0].startswith("2 rows: ")) == (0, True)
+    size = sum(leaf.nbytes for leaf in tree.flatten(MODEL).values())
+    assert f"; the whole model has {size:,}" in said[0]
     with np.load(out) as rows:
         assert rows["keys:word"].tolist() == [7, 42]
         np.testing.assert_array_equal(rows["words"], MODEL["words"][[7, 42]])

@@ -55,7 +55,7 @@ def second(made):
             r"train of client \d in round 1 has failed",
         ),
         ({"sums": BadSum()}, "add of the sum in round 0 has failed"),
-        ({"metrics": fail}, "metrics after server step 1 has failed"),
+        ({"metrics": fail}, "computing metrics after server step 1 has failed"),
     ],
 )
 def test_the_note_says_which_hook_failed_and_where(own, note):

@@ -61,7 +61,7 @@ HIDING_NOISE = 0.5
 
 One who knows all other updates, and the noise of the other server, has the last update plus this
 noise. The best guess whether a given update was sent, or none, is wrong in Phi(-1 / 2z) of cases: 1
-in 6 for 0.5, 1 in 20 for 0.3, 1 in 3 million for 0.1, which hides nothing. That is for one sum:
+in 6.3 for 0.5, 1 in 21 for 0.3, 1 in 3.5 million for 0.1, which hides nothing. That is for one sum:
 what many tell together, a budget bounds (`privacy.ledger`).
 """
 

@@ -60,7 +60,10 @@ def lookup(
     spaces = {f"keys:{name}": array for name, array in found.keys.items()}
     write_arrays(out, {**spaces, **found.arrays})
     total = sum(map(len, found.keys.values()))
-    click.echo(f"{total} rows: {out}; {found.bytes_down:,} bytes received, {found.bytes_up:,} sent")
+    click.echo(
+        f"{total} rows: {out}; {found.bytes_down:,} bytes received, {found.bytes_up:,} sent; the "
+        f"whole model has {found.model_bytes:,}"
+    )
 
 
 def _read_keys(texts: Sequence[str]) -> dict[str, np.ndarray]:

@@ -31,6 +31,8 @@ from keyhole.errors import KeySpaceError
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from keyhole.primitives.layout import Layout
+
 
 def queried_from(servers: int) -> QueryDelivery:
     """Returns the delivery by private queries to this many servers that comes with keyhole."""
@@ -49,6 +51,8 @@ class Rows:
         wrong: rows that were not those of the round.
         bytes_down: received.
         bytes_up: sent.
+        model_bytes: of the whole model: a caller that looks up more in the life of a round than
+            this is cheaper served by downloading it, and then nobody learns anything.
     """
 
     keys: Mapping[str, Array]
@@ -56,6 +60,7 @@ class Rows:
     wrong: int
     bytes_down: int
     bytes_up: int
+    model_bytes: int
 
 
 @dataclass
@@ -114,14 +119,14 @@ class Lookup:
         # Of the others no row is wanted; a query is sent for their tables all the same.
         asked = {name: keys.get(name, ()) for name in names}
         found = self._fetch(self.service, round_id, asked)
-        return _rows_of(found, known.layout.parts, keys)
+        return _rows_of(found, known.layout, keys)
 
 
-def _rows_of(found: Submodel, parts: Any, asked: Mapping[str, Any]) -> Rows:
+def _rows_of(found: Submodel, layout: Layout, asked: Mapping[str, Any]) -> Rows:
     leaves = tree.flatten(found.model)
     cut = [
         each.path
-        for part in parts
+        for part in layout.parts
         for each in part.fields
         if part.product.factors and all(f.name in asked for f in part.product.factors)
     ]
@@ -131,4 +136,5 @@ def _rows_of(found: Submodel, parts: Any, asked: Mapping[str, Any]) -> Rows:
         found.wrong,
         found.traffic.bytes_down,
         found.traffic.bytes_up,
+        layout.server_bytes,
     )

@@ -470,7 +470,7 @@ class PopulationClient:
         count = count_examples(examples) or 0
         if not count or clients.measure is None:
             return evaluates.numbers({}, count)
-        with running("metrics"):
+        with running("computing metrics"):
             return evaluates.numbers(clients.measure(fetched.model, examples), count, is_held)
 
     def keep(self, known: KnownRound, state: bytes) -> None:

@@ -200,7 +200,7 @@ def _check_name(where: str, name: str, value: Any, fields: Collection[str]) -> N
         return
     if name not in known:
         raise InputError(
-            f"{where} has a field that no run has: got {name}; expected one of run.json; "
+            f"{where} has a field that no run has: got {name}; expected a field of run.json; "
             f"{near_miss(name, known)}"
         )
 

@@ -318,6 +318,11 @@ class Layout:
         """How many numbers the server's model holds."""
         return self.client_size(**{space.name: space.num_keys for space in self.spaces})
 
+    @property
+    def server_bytes(self) -> int:
+        """How many bytes those numbers take."""
+        return self.client_bytes(**{space.name: space.num_keys for space in self.spaces})
+
     def client_size(self, **keys_per_client: int) -> int:
         """Returns how many numbers a client holds that selects this many keys of each key space."""
         return self._sizes_of(keys_per_client)[0]

@@ -77,7 +77,7 @@ class Evaluation:
         Raises:
             InputError: `metrics` has returned something else than names and numbers.
         """
-        with running("metrics", " after server step {0.steps}", state):
+        with running("computing metrics", " after server step {0.steps}", state):
             found = self.metrics(state)
         if not isinstance(found, Mapping):
             raise InputError(

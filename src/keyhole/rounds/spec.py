@@ -163,7 +163,11 @@ class RunSpec(Record, frozen=True, kw_only=True):
     ] = 10
     seed: Annotated[
         Annotated[int, Meta(ge=0, le=_MAX_SEED)],
-        _said("Seed for all randomness; runs with the same seed are byte-identical.", "--seed"),
+        _said(
+            "Seed for all randomness; runs with the same seed have the same records and models, to "
+            "the byte.",
+            "--seed",
+        ),
     ] = 0
     trial: Annotated[_CountOrNone, _said("Which repetition.")] = 0
     tuning: Annotated[bool, _said("Keep the validation clients out of training.")] = False
