@@ -11,7 +11,7 @@ import json
 import logging
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from math import isfinite
 from typing import Literal, TypeAlias, get_args
@@ -72,6 +72,24 @@ def tell(part: str, event: str, text: str, level: str = "info", /, **facts: Fact
     logger.log(_number(level), "%s", text, extra={"event": event, "facts": made})
 
 
+def say(text: str, level: str = "info") -> None:
+    """Writes a line beside the log, whatever its level: the text as it is, or an object where the
+    log is JSON. It stands above progress bars, which put themselves in the place of standard error.
+
+    >>> import io; from contextlib import redirect_stderr
+    >>> with redirect_stderr(io.StringIO()) as lines:
+    ...     say("metrics at http://127.0.0.1:9100/metrics")
+    >>> lines.getvalue()
+    'metrics at http://127.0.0.1:9100/metrics\\n'
+    """
+    if not is_for_machines():
+        _write(text)
+        return
+    for line in text.splitlines():
+        record = logging.LogRecord(_ROOT, _number(level), "", 0, line, None, None)
+        _write(_Json().format(record))
+
+
 @contextmanager
 def writing_logs(kind: LogKind = "text", level: str = "info") -> Iterator[None]:
     """Lets the lines of keyhole go to standard error for as long as the context lasts."""
@@ -105,15 +123,18 @@ def _short(value: Fact) -> Fact:
 
 
 class _Stderr(logging.Handler):
-    """Looks up standard error at each line: progress bars put themselves in its place."""
+    """Writes to standard error."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Writes a line; one that nobody reads any more is dropped."""
-        try:
-            sys.stderr.write(self.format(record) + "\n")
-            sys.stderr.flush()
-        except (OSError, ValueError):
-            return
+        _write(self.format(record))
+
+
+def _write(line: str) -> None:
+    """Looks up standard error at each line: progress bars put themselves in its place."""
+    with suppress(OSError, ValueError):
+        sys.stderr.write(line + "\n")
+        sys.stderr.flush()
 
 
 class _Text(logging.Formatter):

@@ -1,7 +1,6 @@
 """`keyhole data`: what it prints, and one line and exit code 2 for a bad file."""
 
 import io
-import itertools
 import json
 import os
 import re
@@ -164,15 +163,33 @@ def test_a_bad_file_is_one_line_and_exit_code_2(folders, capsys):
     ],
 )
 def test_a_bar_shows_count_and_rate_in_its_unit(fields, count, rate):
-    bars, seconds = make_bars(), itertools.count()
-    bars.get_time = lambda: float(next(seconds))
+    bars, now = make_bars(), [0.0]
+    bars.get_time = lambda: now[0]
     bar = bars.add_task("reading", total=9_000_000, note="a note", **fields)
     for _ in range(4):
         bars.advance(bar, 1_000_000)
+    now[0] = 4.0
     console = Console(file=io.StringIO(), width=160)
     console.print(bars.get_renderable())
     for expected in ("reading", count, rate, "a note"):
         assert expected in console.file.getvalue()
+
+
+def test_the_time_that_remains_grows_while_nothing_is_done_and_counts_no_round_of_before():
+    bars, now = make_bars(), [0.0]
+    bars.get_time = lambda: now[0]
+    bar = bars.add_task("trial 0", total=100, note="")
+    bars.reset(bar, completed=90, before=90, note="")
+    bars.advance(bar, 2)
+    shown = []
+    for seconds in (16.0, 160.0):
+        now[0] = seconds
+        console = Console(file=io.StringIO(), width=160)
+        console.print(bars.get_renderable())
+        shown.append(console.file.getvalue())
+    assert "0.1/s" in shown[0]
+    assert "left 0:01:04" in shown[0]
+    assert "left 0:10:40" in shown[1]
 
 
 def test_a_bar_keeps_to_one_line_of_a_narrow_terminal():

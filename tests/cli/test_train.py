@@ -1,12 +1,18 @@
 """`keyhole train` and `keyhole sweep`: results, directories, wrong values, Ctrl-C."""
 
+import fcntl
 import json
+import os
+import pty
 import re
 import shutil
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -437,6 +443,81 @@ def test_a_terminal_is_told_of_a_round_that_stands_still(capsys):
     named = ", ".join(f"device-{number}" for number in range(20))
     told = f"round 3: 2 of 30 updates are here; waiting for {named} and 10 more\n"
     assert capsys.readouterr().err == told
+
+
+BARS = """
+import click
+from keyhole.cli.bars import progress_bars
+from keyhole.logs import say
+say("ready")
+try:
+    with progress_bars() as bars:
+        bar = bars.add_task("task.TASK-top50-products-check-in, trial 0", total=3, note="")
+        bars.advance(bar)
+        bars.refresh()
+        say("round 11: 3 of 4 devices wait to be drawn")
+        bars.refresh()
+        say("runs/task.TASK-top50-products-check-in/trial-0 " + TEXT)
+        raise click.Abort
+except click.Abort:
+    say("keyhole: interrupted")
+"""
+TEXT = "keeps 1325 finished rounds; the same command resumes it"
+
+
+def on_a_terminal(program, columns=80):
+    """What is left on the screen: lines, with what was wiped off or written over gone."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    environment = {name: os.environ[name] for name in os.environ if name != "COLUMNS"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stderr=theirs, env=environment | {"TERM": "xterm"}
+    )
+    os.close(theirs)
+    sent = b""
+    with suppress(OSError):  # the end of what it wrote
+        while some := os.read(ours, 1 << 16):
+            sent += some
+    os.close(ours)
+    assert process.wait(LONG) == 0
+    lines, row, column = [""], 0, 0
+    for code, letter in re.findall(r"\x1b\[([?\d;]*[A-Za-z])|(.)", sent.decode(), re.DOTALL):
+        if letter == "\n" or (letter not in ("", "\r") and column == columns):
+            row, column = row + 1, 0 if letter != "\n" else column
+            lines += [""] * (row + 1 - len(lines))
+        if letter == "\r":
+            column = 0
+        elif letter not in ("", "\n"):
+            lines[row] = lines[row][:column].ljust(column) + letter + lines[row][column + 1 :]
+            column += 1
+        elif code == "2K":
+            lines[row] = ""
+        elif code.endswith("A"):
+            row -= int(code[:-1])
+    return lines
+
+
+def test_a_terminal_of_80_columns_keeps_what_is_said_beside_bars():
+    lines = on_a_terminal(BARS.replace("TEXT", repr(TEXT)))
+    assert lines[0] == "ready"
+    assert lines[1].rstrip() == "round 11: 3 of 4 devices wait to be drawn"
+    said = " ".join(" ".join(lines[2:-2]).split())
+    assert said == f"runs/task.TASK-top50-products-check-in/trial-0 {TEXT}"
+    assert lines[-2:] == ["keyhole: interrupted", ""]
+
+
+def test_every_line_of_a_log_of_json_is_an_object(keyhole, few_writers, tmp_path):
+    rounds, spec = tmp_path / "rounds", ("train", "emnist_2nn", *TINY, "--m", 8, "--log", "json")
+    devices = ("--devices", rounds, "--round-seconds", 0.05, "--data", few_writers)
+    done = keyhole(*spec, *devices, "--out", tmp_path / "one")
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in done.stderr.splitlines()]
+    assert any(line["text"].startswith("metrics at http://") for line in lines)
+    assert any(line["event"] == "round opened" for line in lines)
+    refused = keyhole(*spec, *devices, "--out", tmp_path / "one", "--aggregators", "x", "y")
+    assert refused.returncode == 2
+    (last,) = [json.loads(line) for line in refused.stderr.splitlines()]
+    assert last["level"] == "error"
 
 
 def test_a_second_run_into_a_folder_of_rounds_counts_on(keyhole, few_writers, tmp_path):

@@ -140,6 +140,15 @@ def test_a_try_out_with_too_few_devices_is_told_of(folder):
     assert "rounds wait for 3 devices, and a try-out has 2" in note
 
 
+def test_a_try_out_whose_evaluations_want_too_many_devices_is_told_of(folder):
+    changed(folder, "devices = 3", "devices = 8")
+    project = changed(folder, "[cohort]\n", '[cohort]\nsampling = "check-in"\nevaluators = 9\n')
+    with project.importable():
+        (note,) = forecast_of(project).notes
+    assert "evaluations wait for 9 devices, and a try-out has 8" in note
+    assert "lower cohort.evaluators" in note
+
+
 def test_a_service_elsewhere_needs_a_folder_from_the_root(folder):
     project = changed(folder, '"http://127.0.0.1:8100"', '"https://one.example"')
     with pytest.raises(InputError, match="such as /srv/keyhole"):

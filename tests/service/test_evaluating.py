@@ -1,6 +1,7 @@
 """Evaluation by devices: means over their own examples, added up as updates are."""
 
 import json
+import time
 from contextlib import ExitStack
 from functools import partial
 from math import nan
@@ -11,6 +12,7 @@ import pytest
 from keyhole.aggregation.plain import PLAIN
 from keyhole.aggregation.privacy.mechanism import Privacy
 from keyhole.errors import InputError
+from keyhole.logs import writing_logs
 from keyhole.rounds.best import BestModel, Goal, load_best
 from keyhole.rounds.clients import Clients
 from keyhole.rounds.loop import Evaluation, start_run
@@ -20,6 +22,7 @@ from keyhole.service.inbox import SpoolInbox
 from keyhole.service.lobby import Lobby, WaitingRoom
 from keyhole.service.served import Served
 from keyhole.wire.settings import Evaluates, evaluates_of
+from tests.helpers import LONG
 from tests.service import living_devices
 from tests.service.small_service import small_service
 from tests.service.sums import private_run
@@ -114,6 +117,45 @@ def test_a_run_with_devices_keeps_its_best_model_and_ends(tmp_path, monkeypatch)
     assert len(made) == 3
     assert private_run.model_bytes(best) == first != private_run.model_bytes(run.state)
     assert run.best.goal.why(run.records).startswith("no better mean_of_x in 2 evaluations")
+
+
+@pytest.mark.parametrize("people", [2, 0])
+def test_an_evaluation_goes_on_with_the_devices_that_are_there(
+    tmp_path, monkeypatch, people, capsys
+):
+    """Four are to measure. It hung for ever, and said nothing."""
+    plan = private_run.make_plan(cohorts=Cohorts(UNCOUNTED, 2, "check-in"), aggregate=PLAIN)
+    monkeypatch.setattr(living_devices.toy, "make_clients", make_clients)
+    rounds, looks = tmp_path / "rounds", []
+    with ExitStack() as stack:
+        service = stack.enter_context(small_service(rounds, note=WaitingRoom(rounds).note))
+        kind = Served(service.publisher, SpoolInbox(service.spool), poll=0.01, seconds=120.0)
+        kind.lobby, kind.on_arrival = Lobby(WaitingRoom(rounds)), looks.append
+        run = start_run(private_run.make_state(), at_trainer(), plan, tmp_path / "run", kind)
+        stack.callback(run.close)
+        with living_devices.devices(service, range(2), rehearsed=None), writing_logs("json"):
+            list(run.rounds(1))
+            if people:
+                until = time.monotonic() + LONG
+                while len(list(kind.lobby.room.waiting())) < 2 and time.monotonic() < until:
+                    time.sleep(0.05)
+                metrics = DeviceEvaluation(kind, run.clients, run.parts, NAMES, 4, 5.0)(run.state)
+        if not people:
+            kind.lobby.room.forget(list(kind.lobby.room.waiting()))
+            with writing_logs("json"):
+                metrics = DeviceEvaluation(kind, run.clients, run.parts, NAMES, 4, 0.3)(run.state)
+    (line,) = [json.loads(each) for each in capsys.readouterr().err.splitlines()]
+    first = next(look for look in looks if look.measures)
+    assert (first.is_drawn, first.goal) == (False, 4)
+    assert 0 < first.seconds <= 5.0
+    if people:
+        expected = expected_of(["device-0", "device-1"])
+        assert metrics["mean_of_x"] == pytest.approx(expected, abs=1e-3)
+        assert line["text"] == "round 0: 2 of 4 devices measure the model: no more came in 5 s"
+    else:
+        assert metrics == {}
+        assert line["text"].endswith("its metrics are missing: no device came in 0 s")
+    assert line["level"] == "warning"
 
 
 def test_what_is_measured_must_break_no_promise(tmp_path):

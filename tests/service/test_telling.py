@@ -177,6 +177,66 @@ def test_a_trainer_says_at_once_what_it_waits_for_and_then_once_a_second(tmp_pat
     assert (rest[0]["updates"], rest[0]["goal"], rest[0]["missing"]) == (2, 10, 14)
 
 
+def test_a_trainer_names_a_round_as_the_service_does_and_those_of_before_not_at_all(
+    tmp_path, capsys
+):
+    tell = TrainerTelling(tmp_path, tmp_path / "arm" / "trial-0", kept=3)
+    with writing_logs("json"):
+        for number in (2, 3):
+            tell(Waiting(number, 0, 2, ["ann", "ben"], f"{number + 12}-{'0' * 64}"))
+        tell(Waiting(4, 0, 2, ["ann", "ben"], f"4-{'0' * 64}", measures=True))
+    first, last = (line["text"] for line in lines_of(capsys.readouterr().err))
+    assert first == "round 3 (round 15 of the service) is open: waits for 2 updates of 2 devices"
+    assert last == "round 4 measures the model: waits for 2 answers of 2 devices"
+
+
+@pytest.mark.parametrize("is_quiet", [False, True])
+def test_that_devices_are_to_measure_is_told_at_once_and_then_each_minute(
+    tmp_path, capsys, is_quiet
+):
+    now = [1000.0]
+    tell = TrainerTelling(tmp_path, tmp_path / "trial-0", is_quiet, now=lambda: now[0])
+    with writing_logs("json"):
+        for seconds, here in [(0.0, 1), (0.1, 1), (61.0, 1)]:
+            now[0] += seconds
+            tell(Waiting(0, here, 1, [], is_drawn=False))
+            left = 100.0 - seconds
+            tell(Waiting(0, here, 3, [], seconds=left, is_drawn=False, measures=True))
+    told = [line for line in lines_of(capsys.readouterr().err) if line["event"] == "evaluation"]
+    text = "round 0: 1 of 3 devices wait to measure the model; goes on without the others in 100 s"
+    assert told[0]["text"] == text
+    assert (told[0]["waiting"], told[0]["goal"], told[0]["seconds"]) == (1, 3, 100.0)
+    assert len(told) == 1 if is_quiet else len(told) > 1
+
+
+def test_status_says_what_the_next_round_waits_for_and_that_a_trainer_has_ended(tmp_path):
+    room = WaitingRoom(tmp_path, clock=lambda: 1000.0)
+    room.open()
+    room.note("ann", CheckIn(), 5.0)
+    now = [1000.0]
+    tell = TrainerTelling(tmp_path, tmp_path / "trial-0", now=lambda: now[0])
+    told = []
+    with small_service(tmp_path) as service:
+        published = service.publish(cohort=["dora", "emil"]).published
+        tell(Waiting(0, 1, 2, ["dora", "emil"], published.id, measures=True))
+        told.append(RoundFiles(tmp_path).status(1000.0).told)
+        service.publisher.close_round()
+        for measures in (True, False):
+            now[0] += 2.0
+            tell(Waiting(1, 1, 3, [], is_drawn=False, measures=measures))
+            told.append(RoundFiles(tmp_path).status(1000.0).told)
+        tell.end()
+        status = RoundFiles(tmp_path).status(1000.0)
+    done = "round 0 has measured the model with 1 of 2 answers"
+    assert told == [
+        "round 0 measures the model: 1 of 2 answers, 1 device to come, 1 device waiting",
+        f"{done}; 1 of 3 devices wait to measure the model",
+        f"{done}; 1 of 3 devices wait to be drawn",
+    ]
+    assert status.has_ended
+    assert status.told == done
+
+
 def test_a_round_that_closes_empty_is_a_warning_and_is_counted(tmp_path, capsys):
     tell = TrainerTelling(tmp_path, tmp_path / "arm" / "trial-0")
     lost = {"closed": "time", "lost_before": [4, 7], "incidents": ["a worker was lost"]}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
+from math import ceil
 
 from rich.console import Console
 from rich.filesize import decimal
@@ -14,7 +16,6 @@ from rich.progress import (
     Task,
     TextColumn,
     TimeElapsedColumn,
-    TimeRemainingColumn,
 )
 from rich.table import Column
 from rich.text import Text
@@ -31,7 +32,7 @@ def make_bars() -> Progress:
         _Rate(Column(no_wrap=True)),
         TimeElapsedColumn(Column(no_wrap=True)),
         TextColumn("left"),
-        TimeRemainingColumn(table_column=Column(no_wrap=True)),
+        _Left(Column(no_wrap=True)),
         _Shrinking("{task.fields[note]}"),
         console=Console(stderr=True),
         disable=is_for_machines(),
@@ -44,7 +45,8 @@ def progress_bars() -> Iterator[Progress]:
     ends the work, they are wiped off.
 
     A task is added with a `note`, which may be empty, and where it helps with a `unit`: what is
-    counted, such as "clients"; "bytes" are told as kB and MB.
+    counted, such as "clients"; "bytes" are told as kB and MB. What was done before, by another
+    process, is told with `reset` and in `before`, and counts in no rate.
     """
     bars = make_bars()
     with bars:
@@ -84,16 +86,31 @@ class _Rate(ProgressColumn):
     """Rounds, bytes or whatever is counted, per second."""
 
     def render(self, task: Task) -> Text:
-        """Returns the rate of late, or that since the start where there was one step alone."""
-        speed = task.finished_speed or task.speed
-        seconds = task.finished_time or task.elapsed
-        if speed is None and task.completed and seconds:
-            speed = task.completed / seconds
+        """Returns the rate since the start."""
+        speed = _speed(task)
         if speed is None:
             return Text("")
         is_bytes = task.fields.get("unit") == "bytes"
         said = decimal(int(speed)) if is_bytes else f"{speed:,.1f}"
         return Text(f"{said}/s", style="progress.data.speed")
+
+
+class _Left(ProgressColumn):
+    """The time that remains at the rate since the start, which waiting lengthens."""
+
+    def render(self, task: Task) -> Text:
+        """Returns 0:01:05, or dashes while nothing is done."""
+        speed, style = _speed(task), "progress.remaining"
+        if task.remaining is None or not speed:
+            return Text("-:--:--", style=style)
+        return Text(str(timedelta(seconds=ceil(task.remaining / speed))), style=style)
+
+
+def _speed(task: Task) -> float | None:
+    """Steps of this process per second; None before the first."""
+    done = task.completed - task.fields.get("before", 0)
+    seconds = task.finished_time or task.elapsed
+    return done / seconds if done and seconds else None
 
 
 def _number(value: float, unit: str) -> str:

@@ -17,6 +17,7 @@ from rich.table import Table
 from keyhole.cli.options import json_option, option, out_option
 from keyhole.cli.spec_options import seed_option
 from keyhole.files import make_directory, storage_errors
+from keyhole.logs import say
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -47,7 +48,7 @@ def demo(rounds: int, seed: int, out: Path, as_json: bool) -> None:
     from keyhole.rounds.cores import start_jax
 
     make_directory(out)
-    click.echo("starting JAX, making posts, compiling the first round", err=True)
+    say("starting JAX, making posts, compiling the first round")
     start_jax()
     results, records = _train(rounds, seed)
     rows = _rows(results)
@@ -92,14 +93,14 @@ def _train(rounds: int, seed: int) -> tuple[dict[str, Result], dict[str, list[Ro
                 done = len(records[label])
                 bars.update(bar, completed=done)
                 if bars.disable and done < rounds and done % LOG_EVERY == 0:
-                    click.echo(f"{label:14} {done}/{rounds} rounds", err=True)
+                    say(f"{label:14} {done}/{rounds} rounds")
 
             result = Experiment(spec, data).run(0, execute=cores, on_round=show)
             assert result is not None
             reached = f"recall@5 {result.metrics[METRIC]:.1%}"
             bars.update(bar, note=reached)
             if bars.disable:
-                click.echo(f"{label:14} {rounds}/{rounds} rounds {reached}", err=True)
+                say(f"{label:14} {rounds}/{rounds} rounds {reached}")
             results[label] = result
     return results, records
 

@@ -16,7 +16,7 @@ from keyhole.cli.options import (
     option,
     options_of,
 )
-from keyhole.logs import is_for_machines, tell
+from keyhole.logs import is_for_machines, say, tell
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -134,7 +134,7 @@ def serve_with(
         if is_for_machines():
             tell(part, "listening", f"{told(url).partition('#')[0]}; metrics at {metrics}")
         else:
-            click.echo(f"{told(url)}\nmetrics at {metrics}", err=True)
+            say(f"{told(url)}\nmetrics at {metrics}")
 
     look = ServiceTelling(part, rounds)
     shown = options["metrics_listen"]

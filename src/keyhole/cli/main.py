@@ -6,6 +6,7 @@ import atexit
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from importlib import import_module
 from typing import NoReturn
 
@@ -14,6 +15,7 @@ import click
 from keyhole.arrays import keep_freed_memory
 from keyhole.errors import KeyholeError
 from keyhole.extras import lacking
+from keyhole.logs import say
 from keyhole.parts import failed_hook, near_miss, own_frames
 
 INTERRUPTED = 130
@@ -92,7 +94,7 @@ class _Verbs(click.Group):
             is_ours = isinstance(error, KeyholeError | click.exceptions.Exit | click.ClickException)
             if is_ours or ctx.params["traceback"] or not (hook or frames):
                 raise
-            click.echo(_told(hook or "code of your own has failed", error, frames), err=True)
+            say(_told(hook or "code of your own has failed", error, frames))
             raise click.exceptions.Exit(1) from error
 
 
@@ -126,17 +128,18 @@ def keyhole(traceback: bool) -> None:
 def main(args: Sequence[str] | None = None) -> NoReturn:
     """Runs the command; an error is one line on standard error and a non-zero exit code."""
     keep_freed_memory()
-    try:
-        code = keyhole.main(args, prog_name="keyhole", standalone_mode=False)
-    except click.ClickException as error:
-        click.echo(f"keyhole: {_in_one_line(error)}", err=True)
-        code = error.exit_code
-    except click.Abort:
-        click.echo("keyhole: interrupted", err=True)
-        code = INTERRUPTED
-    except KeyholeError as error:
-        click.echo(f"keyhole: {error}", err=True)
-        code = error.exit_code
+    with ExitStack() as logs:  # what ends a command is written as its log is
+        try:
+            code = keyhole.main(args, prog_name="keyhole", standalone_mode=False, obj=logs)
+        except click.ClickException as error:
+            say(f"keyhole: {_in_one_line(error)}", "error")
+            code = error.exit_code
+        except click.Abort:
+            say("keyhole: interrupted", "warning")
+            code = INTERRUPTED
+        except KeyholeError as error:
+            say(f"keyhole: {error}", "error")
+            code = error.exit_code
     # All is said and kept: one more interrupt would be a traceback out of the threads and exit
     # hooks, such as JAX's, that are still waited for.
     if code == INTERRUPTED:

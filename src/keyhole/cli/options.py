@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import reduce
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -179,9 +180,12 @@ def log_options(level: str = "info") -> Callable[[Command], Command]:
         chosen = context.meta.setdefault("keyhole.log", {})
         chosen[str(option.name)] = value
         if len(chosen) == 2:  # in whichever order they were given
-            context.with_resource(writing_logs(chosen["log"], chosen["log_level"]))
+            log = writing_logs(chosen["log"], chosen["log_level"])
+            whole = context.find_object(ExitStack)  # of `main`, which says how the command ended
+            context.with_resource(log) if whole is None else whole.enter_context(log)
 
-    shared: dict[str, Any] = {"expose_value": False, "callback": begin}
+    # Eager: what is wrong with other options is written as the log is.
+    shared: dict[str, Any] = {"expose_value": False, "callback": begin, "is_eager": True}
     kinds, about = click.Choice(get_args(LogKind)), "How lines of the log are written."
     floor = "Write lines of the log from this level on."
     return options_of(

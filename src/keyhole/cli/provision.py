@@ -8,6 +8,7 @@ import click
 
 from keyhole.cli.options import DIRECTORY, EXISTING_FILE, option, project_option
 from keyhole.cli.run import KITS
+from keyhole.logs import say
 
 
 @click.command()
@@ -42,6 +43,6 @@ def provision(folder: Path, out: Path | None, names: Path | None) -> None:
     for name in made:
         click.echo((out or project.folder / KITS) / name)
     if made:
-        click.echo(f"{len(made)} kits made: give each to its party, and to nobody else", err=True)
+        say(f"{len(made)} kits made: give each to its party, and to nobody else")
     else:
-        click.echo("all kits are there; their code is that of the project", err=True)
+        say("all kits are there; their code is that of the project")

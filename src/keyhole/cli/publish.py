@@ -15,6 +15,7 @@ from keyhole.cli.options import DIRECTORY, EXISTING_DIRECTORY, json_option, opti
 from keyhole.cli.runs import coding_option, draws_of, open_saved, run_settings
 from keyhole.cli.spec_options import data_option
 from keyhole.delivery.records import Coding
+from keyhole.logs import say
 
 if TYPE_CHECKING:
     from keyhole.experiments.opening import SavedTrial
@@ -66,7 +67,7 @@ def _publish(
     found = run.recover(options["threads"])
     with closing(found.store):
         for note in found.notes:
-            click.echo(f"keyhole: {note}", err=True)
+            say(f"keyhole: {note}")
         with progress_bars() as bars:
             bar = bars.add_task("publish", total=None, note="", unit="slices")
             return publisher.publish_state(

@@ -10,6 +10,7 @@ import click
 
 from keyhole.cli.bars import progress_bars
 from keyhole.cli.options import DIRECTORY, EXISTING_DIRECTORY, json_option, option
+from keyhole.logs import say
 
 if TYPE_CHECKING:
     from keyhole.experiments.report.page import Section
@@ -87,7 +88,7 @@ def _report_results(outs: list[Path], to: Path) -> tuple[list[Path], list[dict[s
 
 
 def _tell(skipped: str) -> None:
-    click.echo(f"keyhole: {skipped}", err=True)
+    say(f"keyhole: {skipped}")
 
 
 def _report_privacy(to: Path) -> tuple[list[Path], list[dict[str, Any]]]:

@@ -18,7 +18,7 @@ from keyhole.delivery.records import CodingKind
 from keyhole.errors import InputError
 from keyhole.experiments.specs import SYNTHETIC
 from keyhole.files import kept_secret
-from keyhole.logs import tell
+from keyhole.logs import say, tell
 from keyhole.rounds.cohorts import SECRET_BYTES, Draws
 
 if TYPE_CHECKING:
@@ -122,10 +122,11 @@ def run_trials(
                 kept: int = kept,
                 spec: RunSpec = experiment.spec,
             ) -> None:
-                bars.advance(bar)
                 if record.round >= kept:
+                    bars.advance(bar)
                     (on_record or _tell_if_empty)(record)
                 elif record.round == kept - 1:
+                    bars.reset(bar, completed=kept, before=kept, note="")
                     text = f"resumed after round {record.round}"
                     tell("trainer", "resumed", text, round=record.round)
                 if record.metrics:
@@ -139,7 +140,7 @@ def run_trials(
                     bars.update(bar, note=note)
 
             def warn(note: str, directory: Path = directory) -> None:
-                click.echo(f"keyhole: {directory}: {note}", err=True)
+                say(f"keyhole: {directory}: {note}")
 
             result = None
             with suppress(KeyboardInterrupt):  # a second one, in the middle of a round
@@ -159,7 +160,7 @@ def run_trials(
                 )
             if result is None:
                 saved = f"keeps {rounds_kept(directory)} finished rounds"
-                click.echo(f"{directory} {saved}; the same command resumes it", err=True)
+                say(f"{directory} {saved}; the same command resumes it")
                 raise click.Abort
             bars.update(bar, visible=False)
             bars.advance(whole)

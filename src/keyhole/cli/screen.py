@@ -7,9 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
-
-from keyhole.logs import is_for_machines, tell
+from keyhole.logs import is_for_machines, say, tell
 
 if TYPE_CHECKING:
     from keyhole.service.inbox import Waiting
@@ -66,7 +64,7 @@ class Notices:
             return
         self._told.add(kind)
         if not is_for_machines():
-            click.echo(text, err=True)
+            say(text)
         elif logged:
             tell("device", "notice", logged, "warning")
 
@@ -87,18 +85,19 @@ class WaitingNotice:
         """Takes note of what a round waits for."""
         from keyhole.service.status import gathers
 
+        if waiting.measures and not waiting.is_drawn:
+            return  # the log tells of it, at once
         if (now := (waiting.round, waiting.is_drawn, waiting.here)) != self._last:
             self._last, self._since, self._is_told = now, self._clock(), False
         is_still = self._clock() - self._since >= _PATIENCE
         if not self._is_told and is_still and not waiting.is_drawn:
             self._is_told = True
-            click.echo(gathers(waiting.round, waiting.here, waiting.goal), err=True)
+            say(gathers(waiting.round, waiting.here, waiting.goal))
         if not self._is_told and is_still and waiting.missing:
             self._is_told = True
             more = len(waiting.missing) - _NAMED
-            click.echo(
+            say(
                 f"round {waiting.round}: {waiting.here} of {waiting.goal} updates are here; "
                 f"waiting for {', '.join(waiting.missing[:_NAMED])}"
                 + (f" and {more} more" if more > 0 else ""),
-                err=True,
             )

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from keyhole.experiments.watch.folder import Told
 
+_GONE = 15.0  # seconds without a look after which a trainer is said to be gone
 _EVERY = 2.0  # seconds between two looks
 _NAMED = 8  # devices that are named on a screen
 _RUNS = 15  # that a screen lists
@@ -79,16 +80,18 @@ def _screen(told: Mapping[str, Any]) -> RenderableType:
 
 def _round(told: Mapping[str, Any]) -> RenderableType:
     """How a round stands: what it waits for first."""
+    away = told["trainer_away"]
+    trainer = _trainer(away, told.get("has_ended", False))
     lines = [Text(f"{told['name']}: {told['told']}", style="bold")]
     facts = {
-        "open": _seconds(told["seconds_open"]),
+        "open": _seconds(told["seconds_open"]) if told["phase"] == "open" else None,
         "closes in": _seconds(told["seconds_left"]),
         "cohort": told["cohort"],
         "checked in": told["checked_in"],
         "waiting to be drawn": told["waiting"],
         "refused": told["refused"] or None,
         "bytes": told["bytes"],
-        "trainer looked": told["trainer_away"] and f"{_seconds(told['trainer_away'])} ago",
+        "trainer looked": f"{_seconds(away)} ago" if away is not None and not trainer else None,
     }
     known = [
         f"{name} {value:,}" if isinstance(value, int) else f"{name} {value}"
@@ -96,6 +99,8 @@ def _round(told: Mapping[str, Any]) -> RenderableType:
         if value is not None
     ]
     lines.append(Text(f"  {', '.join(known)}"))
+    if trainer:
+        lines.append(Text(f"  {trainer}", style="yellow"))
     if told["phase"] == "open" and told.get("missing"):
         more = len(told["missing"]) - _NAMED
         named = ", ".join(told["missing"][:_NAMED])
@@ -104,6 +109,14 @@ def _round(told: Mapping[str, Any]) -> RenderableType:
         text = f"  {told['empty']} of {told['closed']} rounds closed empty, the last of them round "
         lines.append(Text(f"{text}{told['last_empty']}", style="yellow"))
     return Group(*lines)
+
+
+def _trainer(away: float | None, has_ended: bool) -> str:
+    """That nobody makes rounds; nothing while somebody does, or nobody knows."""
+    if has_ended:
+        return "its trainer has ended"
+    gone = away is not None and away > _GONE
+    return f"its trainer is gone: it last looked {_seconds(away)} ago; start it again" * gone
 
 
 def _runs(runs: list[Mapping[str, Any]], now: float) -> Table:

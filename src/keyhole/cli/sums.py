@@ -21,6 +21,7 @@ from keyhole.cli.options import (
     refuse,
 )
 from keyhole.cli.token import read_token, refuse_token
+from keyhole.logs import say
 
 if TYPE_CHECKING:
     from keyhole.device.device import Device
@@ -180,10 +181,9 @@ def send_of(options: Mapping[str, Any], connect: Callable[[str, str, Path | None
             "--trust-service"
         )
     if options["trust_service"]:
-        click.echo(
+        say(
             "keyhole: --trust-service: a service that gives this device a round of its own can "
             "read its update; pin the trainer's key (--trainer-key) to rule that out",
-            err=True,
         )
     from keyhole.aggregation import shared_sum
     from keyhole.aggregation.privacy.ledger import Budget, Ledger, default_ledger

@@ -17,6 +17,7 @@ from keyhole.cli.runs import run_trials
 from keyhole.cli.screen import import_shown
 from keyhole.cli.spec_options import data_option, seed_option
 from keyhole.files import make_directory, storage_errors
+from keyhole.logs import say
 
 if TYPE_CHECKING:
     from keyhole.data.federated import Dataset
@@ -191,7 +192,7 @@ def _in_processes(cells: list[Cell], processes: int) -> Iterator[tuple[Path, Res
             bars.update(bar, advance=1, note=str(cell.directory.parent.name))
             yield cell.directory, result
     if stop.is_set():
-        click.echo(f"{stopped} trials keep their rounds; the same command resumes them", err=True)
+        say(f"{stopped} trials keep their rounds; the same command resumes them")
         raise click.Abort
 
 

@@ -15,6 +15,7 @@ import click
 from keyhole.cli.options import EXISTING_FILE, NumberRange, option
 from keyhole.errors import InputError
 from keyhole.files import storage_errors
+from keyhole.logs import say
 
 _DAY = 86_400.0
 _MAX_TOKEN = 4096  # bytes of a file that can hold one
@@ -165,7 +166,7 @@ def issue(key: Path, device: str, days: float, **options: Any) -> None:
     ring = Keyring.load(key)
     made = ring.issue("device", device, now=time.time(), seconds=days * _DAY, **options)
     click.echo(made)
-    click.echo(f"id {claims_in(made)['id']}", err=True)
+    say(f"id {claims_in(made)['id']}")
 
 
 @token.command(short_help="Print what a token says.")

@@ -51,7 +51,7 @@ from keyhole.cli.sums import (
 from keyhole.delivery import delivery_named
 from keyhole.experiments.specs import DEFAULTS, SYNTHETIC, name_of
 from keyhole.files import directory_for_work
-from keyhole.logs import is_for_machines, tell
+from keyhole.logs import is_for_machines, say, tell
 
 if TYPE_CHECKING:
     from keyhole.experiments.experiment import Experiment, Hold
@@ -344,11 +344,12 @@ def _rounds(
         return
     if trials > 1:
         raise click.UsageError("--devices trains one trial at a time")
+    from keyhole.experiments.trial import rounds_kept
     from keyhole.front.devices import Devices
     from keyhole.service.telling import TrainerTelling
 
-    is_terminal = sys.stderr.isatty()
-    telling = TrainerTelling(directory, run, is_quiet=is_terminal)
+    is_terminal = sys.stderr.isatty() and not is_for_machines()
+    telling = TrainerTelling(directory, run, is_quiet=is_terminal, kept=rounds_kept(run))
     notice = WaitingNotice() if is_terminal else None
 
     def on_look(waiting: Waiting) -> None:
@@ -363,7 +364,10 @@ def _rounds(
         options["named_cohorts"],
     )
     with devices.rounds(spec, run, on_look) as make, _metrics_at(options, telling):
-        yield make, telling.closed
+        try:
+            yield make, telling.closed
+        finally:
+            telling.end()
 
 
 @contextmanager
@@ -378,7 +382,7 @@ def _metrics_at(options: Mapping[str, Any], telling: TrainerTelling) -> Iterator
         if is_for_machines():
             tell("trainer", "listening", f"metrics at {url}/metrics")
         else:
-            click.echo(f"metrics at {url}/metrics", err=True)
+            say(f"metrics at {url}/metrics")
         yield
 
 

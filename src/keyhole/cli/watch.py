@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from keyhole.cli.options import EXISTING_FILE, GroupedCommand, log_options, option
+from keyhole.logs import say
 
 if TYPE_CHECKING:
     from keyhole.experiments.watch.address import ServiceWatch
@@ -79,5 +80,5 @@ def watch(place: str, ca: Path | None, **options: Any) -> None:
     host, port, cert = options["host"], options["port"], options["tls_cert"]
     listen = Listen(host, port, cert, options["tls_key"], insecure=options["insecure"])
     with stop_on_signals() as stop, serving(app, listen, prepare=lambda: None) as url:
-        click.echo(f"watching {place} at {url}", err=True)
+        say(f"watching {place} at {url}")
         stop.wait()

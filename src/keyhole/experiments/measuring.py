@@ -58,12 +58,12 @@ class Measuring:
     def training(self, split: str, kind: Rounds | None, run: Run) -> Metrics:
         """Returns the metrics of a state while its run trains: on a split, or of devices where they
         measure it. Those of held-out examples beside them have `held_out_` before their names."""
-        count = self.spec.cohort.evaluators
-        if not count:
+        cohort = self.spec.cohort
+        if not cohort.evaluators:
             return self.on(split)
         from keyhole.service.evaluating import evaluation_by
 
-        of_devices = evaluation_by(kind, run, self.task.measured, count)
+        of_devices = evaluation_by(kind, run, self.task.measured, cohort)
         if self.spec.held_out is None:
             return of_devices
         here = self.on(split)

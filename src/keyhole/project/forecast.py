@@ -18,6 +18,7 @@ from keyhole.pricing import Speeds, Workload, measured
 from keyhole.primitives.layout import Layout, max_keys_of
 from keyhole.project.parties import SECOND, SERVICE, TRAINER, aggregator_name, check_parties
 from keyhole.project.spec import Project
+from keyhole.rounds.cohorts import CohortSpec
 from keyhole.service.sum_services import seen_in_shares
 
 
@@ -67,11 +68,8 @@ def forecast_of(project: Project) -> Forecast:
         (named,) = aggregation_names(lambda about: about.is_shared)
     delivery = delivery_named(spec.delivery.name if spec.delivery else DEFAULT_SERVED)
     notes = _notes(project, delivery.about.is_private, bool(project.deploy.aggregators))
-    if project.deploy.is_local and project.deploy.devices < parts.cohorts.asked:
-        notes.append(
-            f"rounds wait for {parts.cohorts.asked} devices, and a try-out has "
-            f"{project.deploy.devices}: raise devices in [deploy], or lower cohort.size"
-        )
+    if project.deploy.is_local:
+        notes += _missing_devices(spec.cohort, parts.cohorts.needed, project.deploy.devices)
     try:
         experiment.check_worth()
     except CostlyError as error:
@@ -143,6 +141,19 @@ def _costs(
         ),
         "no select: the whole model": Traffic(whole, whole, None),
     }
+
+
+def _missing_devices(cohort: CohortSpec, needed: int, devices: int) -> list[str]:
+    """What waits for more devices than a try-out has."""
+    waits = {"rounds wait": (needed, "size"), "evaluations wait": (cohort.evaluators, "evaluators")}
+    if needed and cohort.min_waiting == needed:
+        waits["rounds wait"] = (needed, "min_waiting")
+    return [
+        f"{who} for {count} devices, and a try-out has {devices}: raise devices in [deploy], or "
+        f"lower cohort.{name}"
+        for who, (count, name) in waits.items()
+        if count > devices
+    ]
 
 
 def _notes(project: Project, is_private: bool, is_shared: bool) -> list[str]:

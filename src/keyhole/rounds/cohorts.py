@@ -87,7 +87,8 @@ class CohortSpec(Record, frozen=True, kw_only=True):
     seconds: Annotated[
         Positive | None,
         said(
-            "With --devices: close a round after this many seconds with what has arrived. With "
+            "With --devices: close a round after this many seconds with what has arrived, and let "
+            "an evaluation wait for devices, and for their answers, as long. With "
             "--concurrency: wait this long for a device.",
             "--round-seconds",
         ),
@@ -96,8 +97,9 @@ class CohortSpec(Record, frozen=True, kw_only=True):
     evaluators: Annotated[
         CountOrNone,
         said(
-            "With --sampling check-in: evaluate on the examples of this many devices that wait; 0 "
-            "evaluates on the trainer's data, where it has some.",
+            "With --sampling check-in: evaluate on the examples of this many devices that wait, or "
+            "of those that are there after --round-seconds (else 60 s); 0 evaluates on the "
+            "trainer's data, where it has some.",
             "--evaluators",
         ),
     ] = 0

@@ -5,6 +5,9 @@ few numbers in place of an update (`keyhole.wire.settings`), in the clear or in 
 of the run go. Who may open the sum learns the means over the devices, weighted by their examples;
 in the clear, each device's numbers as well.
 
+It waits for devices, and then for their answers, as long as the run says that rounds wait, or a
+minute: then those who are there measure, and where nobody is, the metrics are missing.
+
 Promises of differential privacy do not cover what is measured: such runs are refused.
 """
 
@@ -17,7 +20,9 @@ from math import inf
 from keyhole.aggregation import aggregation_named, aggregation_names
 from keyhole.aggregation.base import about_of
 from keyhole.errors import InputError
+from keyhole.logs import tell
 from keyhole.rounds.clients import Clients
+from keyhole.rounds.cohorts import CohortSpec
 from keyhole.rounds.loop import Rounds, Run
 from keyhole.rounds.spec import RunParts
 from keyhole.sampling import UNCOUNTED, Cohorts
@@ -25,10 +30,12 @@ from keyhole.server.state import ServerState
 from keyhole.service.directory import read_current
 from keyhole.service.inbox import Asks, Waiting
 from keyhole.service.served import Served
+from keyhole.service.status import counted
 from keyhole.wire.settings import HELD_OUT_SHARE, Evaluates
 
 _MAX_EXAMPLES = 1024  # of a device that count, where the run bounds none
 _PURPOSE = b"evaluation"
+_SECONDS = 60.0  # that it waits where the run says nothing
 
 
 @dataclass(frozen=True)
@@ -41,6 +48,7 @@ class DeviceEvaluation:
         parts: of the run.
         names: of the metrics.
         count: devices that measure a state.
+        seconds: that it waits for devices, and then for their answers.
     """
 
     served: Served
@@ -48,6 +56,7 @@ class DeviceEvaluation:
     parts: RunParts
     names: Sequence[str]
     count: int
+    seconds: float = _SECONDS
 
     def __post_init__(self) -> None:
         if self.parts.privacy is not None or not self.names or self.served.lobby is None:
@@ -67,20 +76,36 @@ class DeviceEvaluation:
         assert current is not None  # a round has been made
         t, parts = served.numbering.round_of(current.round), self._parts()
         cohorts = parts.cohorts
+        seconds, needed = self.seconds, cohorts.needed
+        until = served.clock() + seconds
 
-        def tell(waiting: int) -> None:
-            served.on_arrival(Waiting(t, waiting, cohorts.needed, [], is_drawn=False))
+        def show(here: int) -> None:
+            left = max(0.0, until - served.clock())
+            served.on_arrival(
+                Waiting(t, here, needed, [], seconds=left, is_drawn=False, measures=True)
+            )
 
-        names = lobby.evaluators(t, cohorts, parts.draws, tell)
+        at_least = max(1, about_of(parts.aggregate).min_clients or 0)
+        names = lobby.evaluators(t, cohorts, parts.draws, show, seconds=seconds, at_least=at_least)
+        if not names:
+            few = f"fewer than {at_least} devices" if at_least > 1 else "no device"
+            return _missing(t, f"{few} came in {seconds:,.0f} s")
+        if len(names) < needed:
+            text = f"round {t}: {len(names)} of {counted(needed, 'device')} measure the model: no "
+            text += f"more came in {seconds:,.0f} s"
+            tell("trainer", "evaluation short", text, "warning", round=t, goal=needed)
         bound = self.parts.max_weight
         told_of = [*self.names, HELD_OUT_SHARE]
         asked = Evaluates(told_of, int(bound) if bound < inf else _MAX_EXAMPLES)
         told = {**served.settings(t, parts, self.clients.users), **asked.settings()}
         sums = replace(parts, keys_per_client={}, norms=None)
-        asks = Asks(asked.layout, sums, told, _PURPOSE, self.clients.frozen_state)
+        asks = Asks(asked.layout, sums, told, _PURPOSE, self.clients.frozen_state, seconds)
         gathered, _ = served.carry_out(t, state, names, asks)
         rows = gathered.summed.rows
-        return {} if rows is None else asked.means(rows[0].rows[0])
+        found = {} if rows is None else asked.means(rows[0].rows[0])
+        if not found.keys() & set(self.names):
+            return _missing(t, f"none of {counted(len(names), 'device')} could tell")
+        return found
 
     def _parts(self) -> RunParts:
         """How numbers are added up: as updates are, but for what holds of updates alone."""
@@ -96,9 +121,17 @@ class DeviceEvaluation:
         )
 
 
+def _missing(t: int, why: str) -> Mapping[str, float]:
+    """No metrics, and a warning of that."""
+    text = f"round {t}: the model is not measured and its metrics are missing: {why}"
+    tell("trainer", "evaluation empty", text, "warning", round=t)
+    return {}
+
+
 def evaluation_by(
-    kind: Rounds | None, run: Run, names: Sequence[str], count: int
+    kind: Rounds | None, run: Run, names: Sequence[str], cohort: CohortSpec
 ) -> DeviceEvaluation:
     """Returns what measures the states of a run on devices, which check in for its rounds."""
     assert isinstance(kind, Served)  # check-in sampling, which no other rounds have
-    return DeviceEvaluation(kind, run.clients, run.parts, names, count)
+    seconds = cohort.seconds or _SECONDS
+    return DeviceEvaluation(kind, run.clients, run.parts, names, cohort.evaluators, seconds)

@@ -48,6 +48,7 @@ class Waiting:
     name: str = ""  # of the round, as it is published
     seconds: float = inf  # until it closes with the updates that are here
     is_drawn: bool = True
+    measures: bool = False  # whether its devices measure the model, and train nothing
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,7 @@ class Asks:
         settings: that they are told, but for the params of the sum.
         purpose: what tells the sum from that of the training round of this number; empty for that.
         frozen: leaves of the model that are not trained, which are published beside it.
+        seconds: after which it closes; those of the run's rounds if None.
     """
 
     layout: Layout
@@ -67,6 +69,11 @@ class Asks:
     settings: Mapping[str, object]
     purpose: bytes = b""
     frozen: ServerState | None = None
+    seconds: float | None = None
+
+    def waiting(self, t: int, name: str) -> Waiting:
+        """Returns what a round waits for of which nothing is known yet."""
+        return Waiting(t, 0, 0, [], name, measures=bool(self.purpose))
 
 
 @dataclass(frozen=True)

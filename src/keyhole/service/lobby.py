@@ -265,11 +265,24 @@ class Lobby:
         return self._drawn(self._log, t, cohorts, draws, tell)
 
     def evaluators(
-        self, t: int, cohorts: Cohorts, draws: Draws, tell: Callable[[int], None]
+        self,
+        t: int,
+        cohorts: Cohorts,
+        draws: Draws,
+        tell: Callable[[int], None],
+        *,
+        seconds: float = inf,
+        at_least: int = 1,
     ) -> Mapping[int, str]:
         """Returns the devices that measure the model after round t, as `cohort` does; who trained
-        in a round may measure after it. Their numbers are those of this round alone."""
-        return self._drawn(self._evaluators, t, cohorts, draws, tell)
+        in a round may measure after it. Their numbers are those of this round alone.
+
+        Args:
+            seconds: after which it is drawn from those who wait then.
+            at_least: how many must wait then; nobody is drawn from fewer.
+        """
+        until = time.monotonic() + seconds
+        return self._drawn(self._evaluators, t, cohorts, draws, tell, until, at_least)
 
     def _drawn(
         self,
@@ -278,6 +291,8 @@ class Lobby:
         cohorts: Cohorts,
         draws: Draws,
         tell: Callable[[int], None],
+        until: float = inf,
+        at_least: int = 1,
     ) -> Mapping[int, str]:
         known, purpose = log.of(t), b"check-in" if log is self._log else b"evaluation"
         if known is not None:
@@ -287,7 +302,10 @@ class Lobby:
             rest = cohorts.rest if log is self._log else -1
             here = [name for name in self.room.waiting() if self._may_come(name, t, rest)]
             tell(len(here))
-            if len(here) >= cohorts.needed:
+            is_late = time.monotonic() >= until
+            if is_late and len(here) < at_least:
+                return {}
+            if is_late or len(here) >= cohorts.needed:
                 drawn = log.add(t, draws.among(here, cohorts.asked, t, purpose))
                 self.room.forget(list(drawn.values()))
                 return drawn

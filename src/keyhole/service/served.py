@@ -407,11 +407,12 @@ class Served:
             before=inbox.begin,  # a round that the aggregators refuse is never published
         )
         self.goes_on = False
-        terms = terms_of(asks.parts.cohorts, asked, self.seconds)
-        self.summons.call(published.id, t, asked, self.seconds)
+        seconds = self.seconds if asks.seconds is None else asks.seconds
+        terms = terms_of(asks.parts.cohorts, asked, seconds)
+        self.summons.call(published.id, t, asked, seconds)
         machine = RoundMachine(terms, asked, self.clock())  # time to gather devices does not count
         try:
-            self._watch(t, machine, published.id, names)
+            self._watch(asks.waiting(t, published.id), machine, names)
         finally:
             self.summons.over()
         self.publisher.close_round()
@@ -460,16 +461,14 @@ class Served:
 
         return self.lobby.cohort(t, parts.cohorts, parts.draws, tell)
 
-    def _watch(
-        self, t: int, machine: RoundMachine, round_id: str, names: Mapping[int, str]
-    ) -> None:
+    def _watch(self, round: Waiting, machine: RoundMachine, names: Mapping[int, str]) -> None:
         """Tells the machine what arrives until it closes, and what came too late.
 
         A round that was closed before the run was killed takes no more updates. What has arrived
         between two looks has arrived by the earlier of them, as far as the machine is concerned:
         an update that was acknowledged before the deadline is not late because nobody looked.
         """
-        missing = {name: client for client, name in names.items()}
+        round_id, missing = round.name, {name: client for client, name in names.items()}
 
         def tell(here: Iterable[str], now: float) -> None:
             """Each update that is here is told once; anyone who was not asked is passed over."""
@@ -492,8 +491,9 @@ class Served:
                     machine.handle(event)
             if is_over:
                 machine.handle(Elapsed(inf))
-            goal, left = machine.terms.goal, machine.deadline - now
-            self.on_arrival(Waiting(t, len(machine.taken), goal, list(missing), round_id, left))
+            taken, goal, left = len(machine.taken), machine.terms.goal, machine.deadline - now
+            looked_at = replace(round, here=taken, goal=goal, missing=list(missing), seconds=left)
+            self.on_arrival(looked_at)
             if machine.closed is None and self.stop.wait(self.poll):
                 raise KeyboardInterrupt
             looked = now

@@ -12,6 +12,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
+from math import inf
 from pathlib import Path
 from typing import Annotated
 
@@ -56,6 +57,10 @@ class TrainerProgress(msgspec.Struct, frozen=True, omit_defaults=True):
     closed: _Count = 0  # rounds that have closed since this trainer was started
     empty: _Count = 0  # of these, the rounds in which no update counted
     last_empty: int | None = None
+    measures: bool = False  # whether devices measure the model in it, and train nothing
+    needs: _Count = 0  # after it has closed, devices that are waited for to draw the next from
+    measures_next: bool = False  # whether these are to measure the model
+    ended: bool = False  # whether the trainer has said that it ends
 
 
 class RoundStatus(msgspec.Struct, frozen=True):
@@ -72,6 +77,9 @@ class RoundStatus(msgspec.Struct, frozen=True):
         seconds_open: since it was opened, until now.
         seconds_left: until it closes with what is there.
         trainer_away: seconds since its trainer looked; None where no trainer has said a word.
+        measures: whether its devices measure the model, and train nothing.
+        needs: devices that its trainer waits for to draw the next from; 0 where it does not.
+        has_ended: whether its trainer has said that it ends.
     """
 
     round: str
@@ -91,6 +99,10 @@ class RoundStatus(msgspec.Struct, frozen=True):
     closed: int = 0
     empty: int = 0
     last_empty: int | None = None
+    measures: bool = False
+    needs: int = 0
+    measures_next: bool = False
+    has_ended: bool = False
 
     @property
     def told(self) -> str:
@@ -100,10 +112,21 @@ class RoundStatus(msgspec.Struct, frozen=True):
         if not self.updates and self.goal is None and not self.refused:  # perhaps a copy
             return f"round {self.number} is {self.phase}; no update is here"
         if self.phase == "closed":
-            return f"round {self.number} is closed with {_of(self.updates, self.goal)}"
+            of = _of(self.updates, self.goal, self.measures)
+            rest = f"; {_drawn_from(self.waiting or 0, self.needs, self.measures_next)}"
+            closed = "has measured the model" if self.measures else "is closed"
+            return f"round {self.number} {closed} with {of}{rest if self.needs else ''}"
         done = self.updates + self.refused
         missing = None if self.cohort is None else max(0, self.cohort - done)
-        return waits(self.number, self.updates, self.goal, missing, self.waiting, self.refused)
+        return waits(
+            self.number,
+            self.updates,
+            self.goal,
+            missing,
+            self.waiting,
+            self.refused,
+            self.measures,
+        )
 
 
 def waits(
@@ -113,6 +136,7 @@ def waits(
     missing: int | None,
     waiting: int | None = None,
     refused: int = 0,
+    measures: bool = False,
 ) -> str:
     """Returns what a round waits for, as one line.
 
@@ -122,22 +146,31 @@ def waits(
     rest = [] if missing is None else [f"{counted(missing, 'device')} to come"]
     rest += [] if waiting is None else [f"{counted(waiting, 'device')} waiting"]
     rest += [f"{refused} refused"] if refused else []
-    return f"round {number}: {', '.join([_of(here, goal), *rest])}"
+    who = f"round {number} measures the model" if measures else f"round {number}"
+    return f"{who}: {', '.join([_of(here, goal, measures), *rest])}"
 
 
-def gathers(number: int, here: int, needed: int) -> str:
+def gathers(
+    number: int, here: int, needed: int, measures: bool = False, seconds: float = inf
+) -> str:
     """Returns what a round waits for that is yet to be drawn, as one line.
 
     >>> gathers(3, 2, 10)
     'round 3: 2 of 10 devices wait to be drawn'
     >>> gathers(3, 14, 10)
     'round 3: 14 devices wait to be drawn, and 10 are enough'
+    >>> gathers(3, 2, 10, measures=True, seconds=60)
+    'round 3: 2 of 10 devices wait to measure the model; goes on without the others in 60 s'
     """
+    limit = "" if seconds == inf else f"; goes on without the others in {seconds:,.0f} s"
+    return f"round {number}: {_drawn_from(here, needed, measures)}{limit * (here < needed)}"
+
+
+def _drawn_from(here: int, needed: int, measures: bool) -> str:
+    what = "measure the model" if measures else "be drawn"
     if here > needed:
-        return (
-            f"round {number}: {counted(here, 'device')} wait to be drawn, and {needed:,} are enough"
-        )
-    return f"round {number}: {here:,} of {counted(needed, 'device')} wait to be drawn"
+        return f"{counted(here, 'device')} wait to {what}, and {needed:,} are enough"
+    return f"{here:,} of {counted(needed, 'device')} wait to {what}"
 
 
 def counted(number: int, what: str) -> str:
@@ -149,8 +182,8 @@ def counted(number: int, what: str) -> str:
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
-def _of(updates: int, goal: int | None) -> str:
-    whole = counted(updates if goal is None else goal, "update")
+def _of(updates: int, goal: int | None, measures: bool = False) -> str:
+    whole = counted(updates if goal is None else goal, "answer" if measures else "update")
     return whole if goal is None else f"{updates:,} of {whole}"
 
 
@@ -210,6 +243,10 @@ class RoundFiles:
             closed=0 if told is None else told.closed,
             empty=0 if told is None else told.empty,
             last_empty=None if told is None else told.last_empty,
+            measures=told is not None and told.measures,
+            needs=0 if told is None or is_open else told.needs,
+            measures_next=told is not None and told.measures_next,
+            has_ended=told is not None and told.ended,
         )
 
     def _count(self, round_id: str, phase: Phase, now: float) -> _Counted:

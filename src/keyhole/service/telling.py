@@ -143,19 +143,22 @@ class TrainerTelling:
         rounds: the rounds directory.
         run: the folder of the run.
         is_quiet: whether a screen shows what is waited for, so that the log need not.
+        kept: rounds of the run that were made before: no line tells of them again.
         now: unix seconds.
     """
 
     rounds: Path
     run: Path
     is_quiet: bool = False
+    kept: int = 0
     now: Callable[[], float] = time.time
     _told: TrainerProgress | None = field(default=None, repr=False)
     _said: tuple[float, int] = field(default=(0.0, 0), repr=False)  # when, and how many updates
     _closed: Counter[str] = field(default_factory=Counter, repr=False)  # why -> rounds
     _empty: list[int] = field(default_factory=list, repr=False)
     _incidents: int = field(default=0, repr=False)
-    _gathered: tuple[int, int] = field(default=(-1, -1), repr=False)  # round, devices that wait
+    _gathered: Waiting | None = field(default=None, repr=False)  # what the last line said of it
+    _gathered_at: float = field(default=-inf, repr=False)
 
     def __post_init__(self) -> None:
         self._files = RoundFiles(self.rounds)
@@ -179,27 +182,40 @@ class TrainerTelling:
             closed=self._closed.total(),
             empty=len(self._empty),
             last_empty=self._empty[-1] if self._empty else None,
+            measures=waiting.measures,
         )
         is_changed = before is None or is_new or before.updates != told.updates
-        if before is None or is_changed or now - before.seen >= _ALIVE_EVERY:
+        if before is None or is_changed or before.needs or now - before.seen >= _ALIVE_EVERY:
             self._told = told
             self._write(told)
+        if waiting.round < self.kept:
+            return
         if is_new:
             self._say_opened(waiting)
         elif not self.is_quiet:
             self._say_waiting(waiting)
 
     def _gather(self, waiting: Waiting, now: float) -> None:
-        """Takes note of devices that wait for the next round, before it is drawn."""
+        """Takes note of devices that wait for the next round, before it is drawn. That the model
+        is to be measured is told on a screen as well."""
         if self._told is not None and now - self._told.seen >= _LOOK_EVERY:
-            self._told = msgspec.structs.replace(self._told, seen=now)
+            then = {"needs": waiting.goal, "measures_next": waiting.measures}
+            self._told = msgspec.structs.replace(self._told, seen=now, **then)
             self._write(self._told)
-        if self.is_quiet or self._gathered == (waiting.round, waiting.here):
+        last, named = self._gathered, (waiting.round, waiting.measures)
+        is_new = last is None or (last.round, last.measures) != named
+        is_news = is_new or (last is not None and last.here != waiting.here)
+        if self.is_quiet and not (is_new and waiting.measures):
             return
-        self._gathered = (waiting.round, waiting.here)
-        text = gathers(waiting.round, waiting.here, waiting.goal)
+        if waiting.round < self.kept or not (is_news or now - self._gathered_at >= _AGAIN):
+            return
+        self._gathered, self._gathered_at = waiting, now
+        left = waiting.seconds
+        text = gathers(waiting.round, waiting.here, waiting.goal, waiting.measures, left)
         facts: dict[str, Fact] = {"round": waiting.round, "waiting": waiting.here}
-        tell("trainer", "gathering", text, goal=waiting.goal, **facts)
+        facts |= {"seconds": round(left, 1) if isfinite(left) else None}
+        event = "evaluation" if waiting.measures else "gathering"
+        tell("trainer", event, text, goal=waiting.goal, **facts)
 
     def _waiting(self, now: float) -> int | None:
         """How many devices wait to be drawn; None where none do, or nobody knows."""
@@ -211,6 +227,11 @@ class TrainerTelling:
     def _write(self, told: TrainerProgress) -> None:
         with suppress(KeyholeError):  # a full disk is told of by those who need it
             write_progress(self.rounds, told)
+
+    def end(self) -> None:
+        """Says to those who look that the trainer ends."""
+        if self._told is not None:
+            self._write(msgspec.structs.replace(self._told, needs=0, ended=True, closes=None))
 
     def closed(self, record: RoundRecord) -> None:
         """Says how a round ended, and what went wrong in it."""
@@ -247,8 +268,12 @@ class TrainerTelling:
     def _say_opened(self, waiting: Waiting) -> None:
         cohort = waiting.here + len(waiting.missing)
         seconds = round(waiting.seconds, 1) if isfinite(waiting.seconds) else None
+        published = waiting.name.partition("-")[0]
+        also = f" (round {published} of the service)" * (published != str(waiting.round))
+        opened = "measures the model" if waiting.measures else "is open"
+        answers = counted(waiting.goal, "answer" if waiting.measures else "update")
         text = (
-            f"round {waiting.round} is open: waits for {counted(waiting.goal, 'update')} of "
+            f"round {waiting.round}{also} {opened}: waits for {answers} of "
             f"{counted(cohort, 'device')}{f', at most {seconds:,.0f} s' if seconds else ''}"
         )
         facts: dict[str, Fact] = {"round": waiting.round, "round_id": waiting.name}
@@ -263,7 +288,8 @@ class TrainerTelling:
             return
         self._said = now, waiting.here
         ready, missing = self._waiting(now), len(waiting.missing)
-        text = waits(waiting.round, waiting.here, waiting.goal, missing, ready)
+        measures = waiting.measures
+        text = waits(waiting.round, waiting.here, waiting.goal, missing, ready, measures=measures)
         facts: dict[str, Fact] = {"round": waiting.round, "updates": waiting.here}
         facts |= {"goal": waiting.goal, "missing": missing, "waiting": ready}
         tell("trainer", "waiting", text, **facts)
@@ -321,7 +347,8 @@ class ServiceTelling:
         seen = before and (before.updates, before.refused, before.checked_in)
         is_changed = seen != (status.updates, status.refused, status.checked_in)
         if is_new and status.phase == "open":
-            self._say(run, "round opened", f"round {status.number} is open", status, now)
+            does = "measures the model" if status.measures else "is open"
+            self._say(run, "round opened", f"round {status.number} {does}", status, now)
         elif is_over:
             self._say(run, "round closed", status.told, status, now)
         elif status.phase == "open" and is_changed and now - self._said[run] >= _LINE_EVERY:
