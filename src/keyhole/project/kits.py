@@ -17,7 +17,6 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from keyhole.errors import InputError
 from keyhole.files import (
@@ -292,12 +291,13 @@ def _write_starts(
 ) -> None:
     """A script and a unit for each process."""
     for command in commands:
-        told: dict[str, Any] = {"name": command.name, "party": party, "line": command.line}
+        told: dict[str, str] = {"name": command.name, "party": party, "line": command.line}
         told |= {"folder": shlex.quote(command.folder), "restart": command.restart}
         script = folder / f"start-{command.name}.sh"
         _write(script, _SCRIPT.format(**told).encode(), is_secret=False, is_new=is_new)
         script.chmod(0o755)
-        unit = folder / f"keyhole-{command.name}.service"
+        unit, literal = folder / f"keyhole-{command.name}.service", str.maketrans(_EXPANDED)
+        told = {name: text.translate(literal) for name, text in told.items()}
         _write(unit, _UNIT.format(**told).encode(), is_secret=False, is_new=is_new)
 
 
