@@ -209,8 +209,10 @@ class Part:
     def blocks(self) -> tuple[tuple[str, int, int, int], ...] | None:
         """Where each field of a row belongs: its path, its first column, and how many numbers a
         client's parameter has before and behind the axis of the keys. The parameter is C-contiguous
-        (before, number of slices, behind). None where a field is cut along two axes."""
-        if len(self.product.factors) > 1:
+        (before, number of slices, behind). None where a field is cut along two axes, or rows lie as
+        the only parameter does."""
+        alone = self.fields[0] if len(self.fields) == 1 else None
+        if len(self.product.factors) > 1 or (alone is not None and alone.axes in ((), (0,))):
             return None
         found, start = [], 0
         for field in self.fields:

@@ -145,8 +145,7 @@ class ServerState:
         if seen is not None:
             return part.from_rows(seen, counts)
         blocks = part.blocks
-        are_leaves = blocks is None or (len(blocks) == 1 and blocks[0][2] == 1)  # or cut twice
-        found = None if are_leaves else table.current(_plain(keys))
+        found = None if blocks is None else table.current(_plain(keys))
         if found is None or blocks is None:
             return part.from_rows(self.rows(place, keys), counts)
         leaves = {}
