@@ -25,6 +25,7 @@ from keyhole.server.optimizers import SGD
 from keyhole.server.state import ServerState
 from keyhole.service.inbox import Waiting
 from keyhole.service.lobby import WaitingRoom
+from keyhole.service.metrics import Metrics, MetricsBoard
 from keyhole.service.publishing import Publisher
 from keyhole.service.status import PROGRESS, RoundFiles, read_progress
 from keyhole.service.telling import ServiceTelling, TrainerTelling
@@ -157,6 +158,24 @@ def test_traffic_is_counted_over_all_devices_and_told_once_a_minute(capsys):
     first, last = lines_of(capsys.readouterr().err)
     assert (first["event"], first["requests"], last["requests"]) == ("traffic", 47, 1)
     assert first["text"] == "since the last such line: 47 requests"
+
+
+def test_refusals_are_told_by_kind(capsys):
+    board, now = MetricsBoard(), [1000.0]
+    metrics = Metrics(board)
+    look = ServiceTelling("service", now=lambda: now[0])
+    with writing_logs("json"):
+        look(board.by_name)
+        for kind in ("NotFoundError", "NotFoundError", "AccessError"):
+            metrics.refuse(kind)
+        now[0] += 61
+        look(board.by_name)
+    (line,) = lines_of(capsys.readouterr().err)
+    assert line["refused"] == 3
+    assert line["text"].startswith("since the last such line: 3 refused (")
+    assert {"2 NotFoundError", "1 AccessError"} == set(
+        line["text"].partition("(")[2].rstrip(")").split(", ")
+    )
 
 
 def waiting(here, missing, seconds=60.0, number=3):

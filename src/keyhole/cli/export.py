@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from keyhole.cli.numbers import write_bytes
 from keyhole.cli.options import EXISTING_DIRECTORY, FILE, option
 from keyhole.cli.runs import open_saved
 from keyhole.cli.spec_options import data_option
@@ -44,4 +45,4 @@ def export(run: Path, to: Path, best: bool, data: str) -> None:
     spec, _ = read_asked(found.directory)
     state = found.best_state() if best else found.state()
     digest = export_model(state, to, spec, found.experiment.task)
-    click.echo(f"{to}: {to.stat().st_size / 1e6:,.1f} MB, sha256 {digest}")
+    click.echo(f"{to}: {write_bytes(to.stat().st_size)}, sha256 {digest}")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from keyhole.cli.bars import progress_bars
+from keyhole.cli.numbers import write_bytes
 from keyhole.cli.options import DIRECTORY, EXISTING_DIRECTORY, json_option, option, signing_option
 from keyhole.cli.runs import coding_option, draws_of, open_saved, run_settings
 from keyhole.cli.spec_options import data_option
@@ -52,7 +53,7 @@ def publish(
     else:
         click.echo(
             f"round {said['round']}: step {said['step']}, {said['slices']:,} slices, "
-            f"{said['bytes'] / 1e6:,.1f} MB in {directory}"
+            f"{write_bytes(said['bytes'])} in {directory}"
         )
 
 

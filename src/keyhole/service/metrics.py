@@ -67,6 +67,8 @@ _COUNTS: Mapping[Count, tuple[str, str]] = {
     "scans": ("keyhole_private_scans", "Passes over a table that answered them."),
     "relayed": ("keyhole_relayed_requests", "Sealed requests that were forwarded."),
 }
+REFUSED = "refused "
+"""Begins the names of counts of refusals of one kind."""
 _GAUGES = {
     "in_flight": ("keyhole_requests_in_flight", "Requests under way."),
     "waiting": ("keyhole_requests_waiting", "Requests that wait for their turn."),
@@ -99,10 +101,12 @@ class MetricsBoard:
         return totals
 
     def by_name(self) -> dict[str, float]:
-        """Returns the counts and gauges of all workers together, and all "refusals"."""
+        """Returns the counts and gauges of all workers together, all "refusals", and those of each
+        kind under `REFUSED` and its name."""
         totals = self.totals()
-        refused = sum(totals[_AT[kind]] for kind in _KINDS)
-        return {n: totals[_AT[n]] for n in (*_COUNTS, *_GAUGES)} | {"refusals": refused}
+        kinds = {REFUSED + kind: totals[_AT[kind]] for kind in _KINDS}
+        told = {n: totals[_AT[n]] for n in (*_COUNTS, *_GAUGES)}
+        return told | kinds | {"refusals": sum(kinds.values())}
 
 
 @dataclass(frozen=True)

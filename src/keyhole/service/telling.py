@@ -34,6 +34,7 @@ from keyhole.logs import Fact, tell
 from keyhole.rounds.machine import Why
 from keyhole.rounds.record import RoundRecord
 from keyhole.service.inbox import Waiting
+from keyhole.service.metrics import REFUSED
 from keyhole.service.status import (
     RoundFiles,
     RoundStatus,
@@ -55,7 +56,7 @@ _TRAFFIC = {  # counts of a service -> what they are called in its log
     "bytes": "bytes",
     "private": "private_queries",
     "relayed": "requests",
-    "refusals": "refused",
+    "refusals": "refused",  # the last, and told by kind
 }
 
 
@@ -373,4 +374,7 @@ class ServiceTelling:
         new = {n: int(counts[name] - before.get(name, 0)) for name, n in _TRAFFIC.items()}
         if any(new.values()):
             words = [f"{count:,} {name.replace('_', ' ')}" for name, count in new.items() if count]
+            kinds = {n: int(counts[n] - before.get(n, 0)) for n in counts if n.startswith(REFUSED)}
+            why = [f"{count:,} {n.removeprefix(REFUSED)}" for n, count in kinds.items() if count]
+            words += [f"{words.pop()} ({', '.join(why)})"] if why else []
             tell(self.part, "traffic", f"since the last such line: {', '.join(words)}", **new)
