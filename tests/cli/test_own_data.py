@@ -157,3 +157,35 @@ def test_examples_or_a_client_must_be_named(service, shop):
     done = CliRunner().invoke(device, [service.url, "--task", shop])
     assert done.exit_code == 2
     assert "pass --data" in done.output
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ("item,label\n60,1\n", "beyond key space 'item': got 60; expected 0..59"),
+        ("item,label\n7,1\n3,nan\n", "target 'label' has no value in row 1"),
+        (
+            "item,label,price\n7,1,2\n3,1,nan\n",
+            "'price' of mine.csv has no number in row 2, counted",
+        ),
+        ("item,label\n", "no examples of this device: got mine.csv with item, label and no rows"),
+        ("item,label\n7,1\n", "lack a column that the task reads: got mine.csv with item, label; "),
+    ],
+)
+def test_examples_that_cannot_be_trained_on_show_before_a_check_in(tmp_path, shop, rows, said):
+    """A round that has drawn the device would wait for it to its end."""
+    path = tmp_path / f"{shop.partition(':')[0]}.py"
+    path.write_text(TASK.replace("masked_mean((", 'masked_mean(batch["price"] * ('))
+    Path("mine.csv").write_text(rows)
+    args = ["http://127.0.0.1:9", "--task", shop, "--data", "mine.csv"]
+    refused = CliRunner().invoke(device, args).exception
+    assert isinstance(refused, InputError)
+    assert said in str(refused)
+
+
+def test_the_only_example_of_a_device_is_trained_on_and_not_measured_with(shop, monkeypatch):
+    Path("mine.csv").write_text("item,label\n7,1\n")
+    options = {"task": shop, "data": "mine.csv", "trust": (), "token_file": None, "hold_out": 0.2}
+    monkeypatch.setattr("keyhole.cli.own_data._started", lambda *_: spec_of(shop))
+    clients = OwnData(options).clients(None)
+    assert (clients.measure, clients.held, clients.data(0)["item"].tolist()) == (None, None, [7])

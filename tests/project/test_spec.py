@@ -8,7 +8,7 @@ import pytest
 from keyhole.errors import InputError
 from keyhole.project.forecast import forecast_of
 from keyhole.project.new import write_project
-from keyhole.project.parties import check_parties
+from keyhole.project.parties import check_parties, simulating_args
 from keyhole.project.spec import FILE, Project
 
 PRIVATE = """
@@ -165,3 +165,46 @@ def test_a_second_operator_elsewhere_needs_a_store(folder):
 def test_a_new_project_overwrites_nothing(folder):
     with pytest.raises(InputError, match="not empty"):
         write_project(folder)
+
+
+@pytest.mark.parametrize("told", ["evaluators = 2", 'sampling = "check-in"', "rest = 2"])
+def test_fields_for_devices_that_check_in_are_left_out_where_none_does(folder, told):
+    project = changed(folder, "size = 3", f"size = 3\n{told}")
+    with project.importable():
+        assert forecast_of(project).notes == []
+        assert project.spec.cohort.sampling == "check-in"
+    here = simulating_args(project)
+    name = told.partition(" = ")[0]
+    assert here == [f"--{name}", "fixed" if name == "sampling" else "0"]
+
+
+def test_a_project_may_train_though_select_costs_more(folder):
+    """A module of another test's project has the same name: hence processes."""
+    source = (folder / "task.py").read_text()
+    (folder / "task.py").write_text(
+        source.replace("FILMS, WIDTH = 2000, 16", "FILMS, WIDTH = 800, 3")
+    )
+    private(folder)
+
+    def notes():
+        shown = subprocess.run(
+            [sys.executable, "-c", "from keyhole.cli.main import main; main()", "check"],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        return [line for line in shown.splitlines() if "the whole model" in line]
+
+    wants = "note: `keyhole run` wants force = true in [deploy]: pir sends more"
+    assert any(each.startswith(wants) for each in notes())
+    changed(folder, "devices = 3", "devices = 3\nforce = true")
+    assert any(each.startswith("note: pir sends more") for each in notes())
+
+
+def test_a_store_without_its_package_is_told_of(folder, monkeypatch):
+    monkeypatch.setattr("keyhole.project.forecast.find_spec", lambda name: None)
+    private(folder)
+    project = changed(folder, "devices = 3", 'devices = 3\nstore = "file:///srv/rounds"')
+    with project.importable():
+        assert any("keyhole[s3]" in each for each in forecast_of(project).notes)

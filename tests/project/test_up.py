@@ -138,6 +138,11 @@ def test_training_with_devices_needs_a_kit(folder):
 
 
 @pytest.mark.slow
+def test_an_option_of_a_project_is_told_where_one_is_misspelt(folder):
+    said = "No such option '--deply'; did you mean --deploy? See keyhole run --help"
+    assert run(folder, "--deply").stderr.strip().endswith(said)
+
+
 def test_nothing_is_left_of_a_try_out_that_was_killed(folder):
     (port,) = free_ports(1)
     rewrite(folder, {"127.0.0.1:8100": f"127.0.0.1:{port}", "devices = 3": "devices = 1"})

@@ -2,9 +2,10 @@
 
 import pytest
 
-from keyhole.errors import InputError
+from keyhole.errors import InputError, ServiceError
 from keyhole.wire.http import HttpClient
 from keyhole.wire.sockets import Certificate
+from tests.service.small_service import small_service
 
 
 @pytest.mark.parametrize(
@@ -45,3 +46,10 @@ def test_certificates_that_cannot_be_read_are_named(tmp_path):
         HttpClient("https://h", ca=tmp_path / "ca.pem")
     with pytest.raises(InputError, match="certificate cannot be read"):
         HttpClient("https://h", certificate=Certificate(tmp_path / "a", tmp_path / "b"))
+
+
+def test_plain_http_at_an_https_address_is_said_at_once(tmp_path):
+    with small_service(tmp_path) as service:
+        client = HttpClient(service.url.replace("http:", "https:"))
+        with pytest.raises(ServiceError, match="does not speak TLS: got an answer in plain http"):
+            client.get("/v1/rounds/current", limit=1 << 10)

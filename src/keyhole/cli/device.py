@@ -18,6 +18,7 @@ import numpy as np
 from keyhole.cli.options import (
     DIRECTORY,
     FILE,
+    ArraysFile,
     GroupedCommand,
     NameOr,
     NumberRange,
@@ -282,7 +283,7 @@ def _pinned(path: Path | None) -> bytes | None:
 @option("--table", help="Fetch slices of this table instead.")
 @option("--slices", metavar="KEY,KEY,...", help="Keys of those slices.")
 @log_options("warning")
-@option("--out", type=FILE, help="Where they go: an .npz file, one array per parameter.")
+@option("--out", type=ArraysFile(), help="Where they go: an .npz file, one array per parameter.")
 def device(url: str, **options: Any) -> None:
     """Take part in the rounds of the slice service at URL, or fetch slices of it.
 
@@ -451,7 +452,11 @@ def _fetch(made: Device, options: Mapping[str, Any]) -> None:
     try:
         keys = np.array([int(text) for text in options["slices"].split(",")])
     except ValueError:
-        raise click.BadParameter("not whole numbers with commas", param_hint="--slices") from None
+        raise click.BadParameter(
+            f"got {options['slices']!r}; expected whole numbers with commas; write it as in "
+            "--slices 7,42",
+            param_hint="--slices",
+        ) from None
     now = made.current()
     write_arrays(path, made.fetch_slices(now.round, options["table"], keys))
     click.echo(f"{len(keys)} slices of round {now.number}: {path}")

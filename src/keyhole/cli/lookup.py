@@ -9,7 +9,7 @@ import click
 import numpy as np
 
 from keyhole.cli.device import write_arrays
-from keyhole.cli.options import FILE, option
+from keyhole.cli.options import FILE, ArraysFile, option
 from keyhole.cli.token import read_token
 
 
@@ -22,7 +22,7 @@ from keyhole.cli.token import read_token
     metavar="SPACE=K,K,...",
     help="Whose rows are fetched; once for each key space.",
 )
-@option("--out", required=True, type=FILE, help="Where rows go: an .npz file.")
+@option("--out", required=True, type=ArraysFile(), help="Where rows go: an .npz file.")
 @option("--second", metavar="URL", help="The second of two servers; without it, one is asked.")
 @option("--round", "round_id", help="Of this round; without it, of the newest.")
 @option("--token-file", type=FILE, help="A device's token, where the service asks for one.")
@@ -74,6 +74,8 @@ def _read_keys(texts: Sequence[str]) -> dict[str, np.ndarray]:
             found[name] = np.array([int(each) for each in numbers.split(",")], np.int64)
         except ValueError:
             raise click.BadParameter(
-                "not a key space, = and whole numbers with commas", param_hint="--keys"
+                f"got {text!r}; expected a key space, = and whole numbers with commas; write it "
+                "as in --keys word=7,42",
+                param_hint="--keys",
             ) from None
     return found

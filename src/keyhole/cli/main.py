@@ -162,7 +162,7 @@ def _message(error: click.ClickException) -> str:
     context = getattr(error, "ctx", None)
     if context is not None and isinstance(error, click.NoSuchOption):
         options = [each for param in context.command.get_params(context) for each in param.opts]
-        near = near_miss(error.option_name, options)
+        near = near_miss(error.option_name, [*options, *(context.obj or ())])
     elif context is not None and isinstance(error, click.NoSuchCommand):
         near = near_miss(error.command_name, context.command.list_commands(context))
     else:

@@ -66,7 +66,7 @@ def push(directory: Path, url: str, **options: Any) -> None:
     from keyhole.service.mirror import push_round
 
     copy = partial(push_round, directory, url)
-    _run(f"push to {_without_secrets(url)}", copy, lambda _: read_current(directory), options)
+    _run("push to", url, copy, lambda _: read_current(directory), options)
 
 
 @mirror.command()
@@ -83,21 +83,23 @@ def pull(url: str, directory: Path, **options: Any) -> None:
     from keyhole.service.object_store import open_store
 
     copy = partial(fetch_round, url, directory)
-    title = f"pull from {_without_secrets(url)}"
-    _run(title, copy, lambda store: stored_current(open_store(url, store)), options)
+    _run("pull from", url, copy, lambda store: stored_current(open_store(url, store)), options)
 
 
 def _run(
-    title: str,
+    verb: str,
+    url: str,
     copy: Callable[..., Moved],
     look: Callable[[StoreSettings], CurrentRound | None],
     options: dict[str, Any],
 ) -> None:
     """Copies the current round; with --watch, every round from then on."""
     from keyhole.service.mirror import MirrorSettings
-    from keyhole.service.object_store import StoreSettings
+    from keyhole.service.object_store import StoreSettings, open_store
 
     store = StoreSettings(options["endpoint"], options["region"], options["anonymous"])
+    open_store(url, store)  # what is missing here, or no store, is so in a second, too
+    title = f"{verb} {_without_secrets(url)}"
     settings = MirrorSettings(*(options[n] for n in ("keep", "workers", "again", "back")))
 
     def copy_shown() -> None:

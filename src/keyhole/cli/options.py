@@ -150,6 +150,19 @@ class NumberRange(click.FloatRange):
         return number
 
 
+class ArraysFile(click.Path):
+    """The name of an .npz file."""
+
+    def __init__(self) -> None:
+        super().__init__(dir_okay=False, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Returns its path; raises BadParameter where it has another ending."""
+        if Path(value).suffix != ".npz":
+            self.fail(f"got {value}; expected a name that ends in .npz; rename it", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 json_option = in_group(PLACE, "--json", "as_json", is_flag=True, help="Print the results as JSON.")
 
 

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from keyhole.rounds.clients import Clients
     from keyhole.rounds.spec import RunSpec
 
+_LARGEST = 1 << 25  # numbers of a model that is tried whole: 128 MiB
+_FEW = 32  # examples that it is tried on
+
 
 class OwnData:
     """The examples of one device, read when they are first asked for, and the client that has them.
@@ -68,7 +71,30 @@ class OwnData:
                 "to be a client of a data set"
             )
         declared: Dataset = own_dataset(f"{self._task}.{held}", 0)
-        return own_examples(self._source, declared, self._held_out)
+        found = own_examples(self._source, declared, self._held_out)
+        self._check(found)
+        return found
+
+    def _check(self, found: Dataset) -> None:
+        """Raises InputError where the task could not be trained on these examples: before a
+        check-in, since a round would wait for this device."""
+        from keyhole.experiments.experiment import Experiment
+        from keyhole.experiments.specs import defaults_of
+        from keyhole.models.model import Model
+        from keyhole.rounds.cores import start_jax
+
+        start_jax()
+        model = Experiment(defaults_of(self._task), found).task.model
+        if not isinstance(model, Model) or model.layout.server_size > _LARGEST:
+            return
+        own = found.splits["train"].client(0)
+        few = {name: column[:_FEW] for name, column in own.items()}
+        if (lacked := model.lacking(few)) is not None:
+            raise InputError(
+                f"the data of this device lack a column that the task reads: got {self._source} "
+                f"with {', '.join(own)}; expected {lacked} as well; name the columns as the task "
+                "does"
+            )
 
     @property
     def examples(self) -> int:

@@ -39,7 +39,7 @@ def run(context: click.Context, folder: Path, is_deployed: bool, kit: Path | Non
     """
     from keyhole.cli.train import train
     from keyhole.project.kits import check_kit
-    from keyhole.project.parties import TRAINER, check_parties, trainer_args
+    from keyhole.project.parties import TRAINER, check_parties, simulating_args, trainer_args
     from keyhole.project.spec import FILE, Project
 
     project, extra = Project.open(folder), list(context.args)
@@ -57,4 +57,14 @@ def run(context: click.Context, folder: Path, is_deployed: bool, kit: Path | Non
             args += trainer_args(project, kit)
         elif kit is not None:
             raise click.UsageError("--kit goes with --deploy")
-        train.main([*args, *extra], prog_name="keyhole run", standalone_mode=False)
+        elif unused := project.of_check_ins:
+            args += simulating_args(project)
+            click.echo(
+                f"note: without --deploy no device checks in: {', '.join(unused)} of [cohort] in "
+                f"{FILE} do nothing",
+                err=True,
+            )
+        if project.deploy.force and project.delivery is not None and project.delivery.is_private:
+            args.append("--force")
+        known = [name for each in context.command.params for name in each.opts]
+        train.main([*args, *extra], prog_name="keyhole run", standalone_mode=False, obj=known)

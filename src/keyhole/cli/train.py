@@ -279,7 +279,7 @@ def _worth(spec: RunSpec, results: Sequence[Result]) -> str:
     said = "are of" if words == {"training"} else "may be of"
     return (
         f"note: metrics of devices {said} examples that they train on, not of new ones; start them "
-        "with --hold-out 0.2\n"
+        "with --hold-out 0.2 (hold_out of [deploy])\n"
     )
 
 
@@ -327,7 +327,9 @@ def _check_flags(options: Mapping[str, Any], spec: RunSpec) -> None:
         refuse(options, ("address", "shards"), "goes with --engine ray")
     if options["devices"] is None:
         if spec.cohort.sampling == "check-in":
-            raise click.UsageError("--sampling check-in goes with --devices")
+            raise click.UsageError(
+                "--sampling check-in goes with --devices, or `keyhole run --deploy` in a project"
+            )
         served = "round_seconds", "named_cohorts", "metrics_listen"
         refuse(options, served, "goes with --devices")
 

@@ -12,10 +12,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from keyhole.data.federated import Dataset, FederatedData
 from keyhole.data.own import OWN, from_arrays
 from keyhole.data.tables import READERS, read_tables
-from keyhole.data.values import count_rows
+from keyhole.data.values import count_rows, flat_values, row_of_value
 from keyhole.errors import InputError
 from keyhole.identity import Ref
 from keyhole.parts import resolve, running
@@ -29,7 +31,8 @@ def at_devices(*, inputs: Mapping[str, str], target: str | None = None, name: st
 
     Args:
         inputs: column -> the key space whose keys it names. Devices bring numbers: texts would be
-            numbered by each device in its own way.
+            numbered by each device in its own way. Other columns that the loss reads, devices bring
+            under the names that it has for them, undeclared.
         target: the column that is predicted.
         name: of the dataset.
 
@@ -88,6 +91,11 @@ def own_examples(source: str, declared: Dataset, share: float = 0.0, owner: str 
             "columns as the task does"
         )
     rows = count_rows(columns[needed[0]]) if needed else 0
+    if not rows:
+        raise InputError(
+            f"no examples of {owner}: got {source} with {', '.join(columns)} and no rows; expected "
+            "one or more; bring some"
+        )
     made = from_arrays(
         columns,
         client=[owner] * rows,
@@ -101,6 +109,7 @@ def own_examples(source: str, declared: Dataset, share: float = 0.0, owner: str 
             f"got texts for {', '.join(made.names)}; expected numbers; number them by a list that "
             "all devices share"
         )
+    _check_finite(made.splits["train"], source)
     splits = {"train": made.splits["train"], "test": FederatedData.of([], [], {})}
     if share and rows > 1:
         splits = dict(made.hold_out(share, "within").splits)
@@ -113,6 +122,20 @@ def own_examples(source: str, declared: Dataset, share: float = 0.0, owner: str 
         inputs=declared.inputs,
         target=declared.target,
     )
+
+
+def _check_finite(own: FederatedData, source: str) -> None:
+    """Raises InputError where a column has NaN or infinity: the update would be of no use."""
+    for name, column in own.columns.items():
+        is_bad = ~np.isfinite(flat_values(column))
+        if is_bad.any():
+            at = int(np.argmax(is_bad))
+            raise InputError(
+                f"column {name!r} of {source} has no number in row "
+                f"{int(row_of_value(column)[at]) + 1}, counted from 1: got "
+                f"{flat_values(column)[at]}; expected finite numbers; mend it, or leave out the "
+                "row or the column"
+            )
 
 
 def _columns(source: str) -> Mapping[str, Any]:

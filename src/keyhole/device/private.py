@@ -457,11 +457,21 @@ def submodel_of(
     return Submodel(known.assemble(records, left), left, traffic, wrong)
 
 
+_LAGS = 0.5, 1.0, 2.0, 4.0
+"""Seconds between looks at a second service that does not have the round yet: a copy lags behind,
+and the first service has just begun the round."""
+
+
 def _joined(second: Device, round_id: str) -> Assignment | str:
     """How the second service knows this device in a round."""
     if second.token_for(round_id) is None:
         return round_id
     told = second.check_in()
+    for seconds in _LAGS:
+        if second.stop.is_set() or not (isinstance(told, Wait) or told.round != round_id):
+            break
+        second.clock.sleep(seconds)
+        told = second.check_in()
     if isinstance(told, Wait) or told.round != round_id:
         got = "another round, or none" if isinstance(told, Wait) else f"round {told.number}"
         raise StaleError(

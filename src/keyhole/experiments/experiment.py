@@ -260,7 +260,7 @@ class Experiment:
         if self.dataset.is_at_devices:
             raise InputError(
                 f"nobody knows who holds the data: got {self.spec.cohort.sampling} sampling; "
-                "expected check-in, and --devices DIR, where they check in; pass both"
+                "expected check-in, and --devices DIR; pass both, or `keyhole run --deploy`"
             )
         return self.task.clients
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from keyhole import tree
 from keyhole.arrays import Array, Tree
 from keyhole.models.client_update import Batch
 from keyhole.primitives.layout import Cut, Layout
@@ -62,6 +64,28 @@ class Model:
     def layout(self) -> Layout:
         """The cuts checked against the shapes: select, deselect and sizes follow from it."""
         return Layout.of(self.init(0), *self.cuts)
+
+    def lacking(self, examples: Batch) -> str | None:
+        """Returns a column that the loss reads and examples lack; None where it lacks none, or has
+        another fault, of which training will tell."""
+        import jax
+
+        lacked: list[str] = []
+
+        class Columns(dict[str, Any]):
+            def __missing__(self, name: str) -> Any:
+                lacked.append(name)
+                raise KeyError(name)
+
+        def shape_of(leaf: Any) -> Any:
+            return jax.ShapeDtypeStruct(np.shape(leaf), leaf.dtype)
+
+        count = min(map(len, examples.values()), default=0)
+        given = Columns({name: jax.numpy.asarray(each) for name, each in examples.items()})
+        params, mask = tree.map_leaves(shape_of, self.init(0)), shape_of(np.ones(count, bool))
+        with suppress(Exception):
+            jax.eval_shape(lambda params, mask: self.loss(params, given, mask), params, mask)
+        return lacked[0] if lacked else None
 
     def onnx(self, params: Tree, batch: Batch) -> Any:
         """Returns `predict` as an onnx.ModelProto; its inputs are columns as the batch has them."""

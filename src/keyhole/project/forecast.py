@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 from keyhole.aggregation import aggregation_named, aggregation_names
 from keyhole.aggregation.base import AggregationAbout, about_of
@@ -73,7 +74,8 @@ def forecast_of(project: Project) -> Forecast:
     try:
         experiment.check_worth()
     except CostlyError as error:
-        notes.append(f"`keyhole run` wants --force: {error}")
+        wants = "" if project.deploy.force else "`keyhole run` wants force = true in [deploy]: "
+        notes.append(f"{wants}{error}")
     costs = _costs(delivery, named, layout, limits, cohort)
     *parts_of_round, whole = costs.values()
     return Forecast(
@@ -168,6 +170,11 @@ def _notes(project: Project, is_private: bool, is_shared: bool) -> list[str]:
         notes.append(
             "updates are added up in secret and slices are fetched in the clear: the slice service "
             "sees the keys; choose a private delivery"
+        )
+    if project.deploy.store is not None and find_spec("obstore") is None:
+        notes.append(
+            "store needs a package that is not here: those who run start-push.sh and start-pull.sh "
+            "add the extra s3, pip install 'keyhole[s3]'"
         )
     if project.deploy.is_local and (project.deploy.second or is_shared):
         notes.append("both parties of a pair are on one machine here: a try-out, not a protection")

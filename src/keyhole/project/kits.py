@@ -81,7 +81,7 @@ WantedBy=multi-user.target
 
 _SCRIPT = """#!/bin/sh
 # Starts {name} from the folder of this kit.
-cd "$(dirname "$0")" && mkdir -p {folder} && exec {line}
+cd "$(dirname "$0")" && mkdir -p {folder} && exec {line} "$@"
 """
 
 

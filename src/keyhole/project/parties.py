@@ -140,6 +140,16 @@ def device_command(project: Project, name: str) -> Command:
     return Command(name, tuple(args))
 
 
+def simulating_args(project: Project) -> list[str]:
+    """Returns what `keyhole train` is given beside the run where no device checks in: the file may
+    have fields for those that do."""
+    return [
+        part
+        for name in project.of_check_ins
+        for part in (f"--{name.replace('_', '-')}", "fixed" if name == "sampling" else "0")
+    ]
+
+
 def trainer_args(project: Project, kit: Path) -> list[str]:
     """Returns what `keyhole train` is given beside the run, with the files of the trainer's kit."""
     deploy = project.deploy

@@ -21,6 +21,7 @@ from keyhole.delivery.base import DeliveryAbout
 from keyhole.errors import InputError
 from keyhole.experiments.specs import fields_of, spec_of
 from keyhole.parts import near_miss
+from keyhole.rounds.cohorts import OF_CHECK_INS
 from keyhole.rounds.fields import flatten
 from keyhole.rounds.spec import RunSpec
 from keyhole.service.origins import check_origin
@@ -49,6 +50,7 @@ class DeploySpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         certificates: of https addresses: of an authority made for this deployment alone, or
             requests for a real one.
         pages: origins whose pages may use the slice services from a browser.
+        force: whether to train though a private delivery sends more than the whole model.
     """
 
     service: str = "http://127.0.0.1:8100"
@@ -62,6 +64,7 @@ class DeploySpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     token_days: Annotated[float, Meta(gt=0, le=3650)] = 7.0
     certificates: Literal["throw-away", "requests"] = "throw-away"
     pages: list[str] = []
+    force: bool = False
 
     def __post_init__(self) -> None:
         check_texts((*self.pages, *self.urls.values(), self.rounds, self.store or "", self.data))
@@ -195,15 +198,25 @@ class Project:
 
     @property
     def spec(self) -> RunSpec:
-        """The run; raises InputError where a field is unknown or out of range."""
+        """The run, with devices that check in where a field is for those; raises InputError where
+        a field is unknown or out of range."""
         told = dict(self.fields)
         if "task" not in told:
             raise InputError(
                 f"{FILE} names no task: got fields {', '.join(told) or 'none'}; expected task; "
                 'write task = "module:NAME"'
             )
-        named = told.pop("task")
-        return spec_of(named, fields_of(FILE, told))
+        named, found = told.pop("task"), fields_of(FILE, told)
+        if self.of_check_ins and "sampling" not in found["cohort"]:
+            found["cohort"] = {**found["cohort"], "sampling": "check-in"}
+        return spec_of(named, found)
+
+    @property
+    def of_check_ins(self) -> list[str]:
+        """The fields of the file that only devices which check in have a use for."""
+        cohort = fields_of(FILE, self.fields).get("cohort", {})
+        found = [name for name in OF_CHECK_INS if cohort.get(name)]
+        return [*(["sampling"] if cohort.get("sampling") == "check-in" else []), *found]
 
     @contextmanager
     def importable(self) -> Iterator[None]:

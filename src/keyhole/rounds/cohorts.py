@@ -30,7 +30,8 @@ from keyhole.sampling import Cohorts, Sampling, sample_cohort
 if TYPE_CHECKING:
     from keyhole.crypto.prg import Prg
 
-_OF_CHECK_INS = "min_waiting", "rest", "min_memory_mb", "evaluators"
+OF_CHECK_INS = "min_waiting", "rest", "min_memory_mb", "evaluators"
+"""Fields that do nothing without devices that check in."""
 Share = Annotated[float, Meta(ge=0, lt=1)]
 
 
@@ -112,7 +113,7 @@ class CohortSpec(Record, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        idle = [each for each in _OF_CHECK_INS if getattr(self, each)]
+        idle = [each for each in OF_CHECK_INS if getattr(self, each)]
         if self.sampling != "check-in" and idle:
             raise InputError(
                 f"settings of devices that check in do nothing without them: got {', '.join(idle)} "

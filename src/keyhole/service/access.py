@@ -382,7 +382,7 @@ def not_admitted(got: str, allowed: str) -> NotAdmittedError:
 def _refused(wrong: str) -> AccessError:
     return AccessError(
         f"{wrong}: got no good token; expected authorization: Bearer kh2....; check in again, or "
-        "ask the operator for a token"
+        "ask the operator for a token, which `keyhole device` takes as --token-file"
     )
 
 

@@ -207,7 +207,8 @@ class Routes:
 
 def _no_path() -> NotFoundError:
     return NotFoundError(
-        "no such path: got another path; expected those of docs/wire.md; check the URL"
+        "no such path: got another path; expected those that docs/wire.md has for this service; "
+        "check host and port of the URL, at which another program of keyhole's may listen"
     )
 
 

@@ -41,6 +41,7 @@ from keyhole.wire.sockets import (
     Retry,
     Timeouts,
     fresh_buffer,
+    not_encrypted,
     not_trusted,
     parse_url,
     tls_context,
@@ -261,6 +262,8 @@ class HttpClient:
                 connection.close()
                 if isinstance(error, ssl.SSLCertVerificationError):
                     raise not_trusted(error) from error  # the next one would be no better
+                if isinstance(error, ssl.SSLError) and error.reason in _NO_TLS:
+                    raise not_encrypted() from error
                 if may_repeat and is_used and isinstance(error, _HUNG_UP):
                     continue  # the service had closed it in the meantime: no failure of this one
                 return Received(problem=_reason(error))
@@ -379,6 +382,7 @@ def _head(connection: HTTPConnection) -> HTTPResponse:
         return connection.getresponse()
 
 
+_NO_TLS = "WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE"
 _HUNG_UP = (ConnectionResetError, BrokenPipeError, ConnectionAbortedError)
 
 

@@ -198,6 +198,15 @@ def not_trusted(error: ssl.SSLCertVerificationError) -> ServiceError:
     )
 
 
+def not_encrypted() -> ServiceError:
+    """Returns the error of a service that does not answer in TLS at an https address."""
+    return ServiceError(
+        "the service does not speak TLS: got an answer in plain http, or of another protocol; "
+        "expected https, as the URL says; check its port, or write http:// where the service "
+        "speaks that"
+    )
+
+
 @dataclass(frozen=True)
 class Retry:
     """How a device tries again: exponential back-off with full jitter.

@@ -217,6 +217,15 @@ def test_a_missing_library_says_what_to_install(monkeypatch):
         open_store("s3://bucket/prefix")
 
 
+@pytest.mark.parametrize("verb", ["push", "pull"])
+def test_who_watches_ends_at_once_without_the_library(monkeypatch, tmp_path, verb):
+    monkeypatch.setitem(sys.modules, "obstore.store", None)
+    order = [str(tmp_path), f"file://{tmp_path}"]
+    done = run(verb, *(order if verb == "push" else reversed(order)), "--watch")
+    assert isinstance(done.exception, InputError)
+    assert "keyhole[s3]" in str(done.exception)
+
+
 @pytest.mark.parametrize("settings", [{"keep": 0}, {"workers": 0}])
 def test_settings_below_one_are_refused(settings):
     with pytest.raises(InputError):

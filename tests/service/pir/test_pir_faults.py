@@ -1,16 +1,22 @@
 """Private fetching when things go wrong: nothing is sent twice, and no lie is believed."""
 
+from threading import Event
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from keyhole import tree
 from keyhole.delivery.pir.one_server import OneServerPir
 from keyhole.delivery.pir.two_server import TwoServerPir
+from keyhole.device import private
+from keyhole.device.device import Assignment
 from keyhole.device.private import QueryFetch
 from keyhole.device.take_part import Participant, keep_taking_part, take_part
 from keyhole.errors import ServiceError, StaleError, TooLateError
 from keyhole.service.publishing import Publisher
 from keyhole.service.routes import WHOLE_BODY
+from keyhole.wire.assignment import Wait
 from keyhole.wire.http import REFUSAL
 from keyhole.wire.sockets import Clock
 from tests.delivery.pir.mutations import HEAD_BYTES, body_of, flipped, with_body
@@ -319,3 +325,20 @@ def test_a_server_in_the_place_of_the_other_is_told_before_anything_is_sent(both
     with first, second, pytest.raises(ServiceError, match="another server"):
         QueryFetch(TwoServerPir(), (second,))(first, state.published.id, KEYS)
     assert questions(both, starts) == [[], []]
+
+
+def test_a_second_service_that_is_a_moment_behind_is_no_round_missed():
+    """It lets the device in under its token once its copy has come."""
+    mine, slept = Assignment("2-d6", 2), list[float]()
+    told = [Wait(1.0), Assignment("1-aa", 1), mine]
+    second = SimpleNamespace(
+        token_for=lambda round_id: "token",
+        check_in=lambda: told.pop(0),
+        clock=Clock(sleep=slept.append),
+        stop=Event(),
+    )
+    assert private._joined(second, "2-d6") is mine
+    assert slept == [0.5, 1.0]
+    told[:] = [Wait(1.0)] * 9
+    with pytest.raises(StaleError, match="does not let this device take part"):
+        private._joined(second, "2-d6")
