@@ -47,12 +47,12 @@ def test_a_trainer_measures_beside_its_devices(tmp_path, monkeypatch):
     assert code == 0, printed
     (folder,) = (tmp_path / "keyhole-runs").iterdir()
     records = kh.open_run(folder).records()
-    assert [set(record.metrics) for record in records] == [set(), {"mean", "held_out_mean"}] * 2 + [
-        set()
-    ]
+    measured = {"mean", "held_out_mean", "held_out_share"}
+    assert [set(record.metrics) for record in records] == [set(), measured] * 2 + [set()]
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     (trial,) = kh.open_run(folder).trials
-    assert set(trial.result.metrics) == {"mean", "held_out_mean"}
+    assert set(trial.result.metrics) == measured
+    assert trial.result.metrics["held_out_share"] == 0
     found = kh.open_run(folder).evaluate()
     assert found == {"mean": pytest.approx(trial.result.metrics["held_out_mean"])}

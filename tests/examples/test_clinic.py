@@ -28,6 +28,9 @@ def test_clinics_that_nobody_named_train_in_private_and_measure_the_model(tmp_pa
     assert min(opened) >= 3
     assert len(opened) >= 2
     assert "who learned what of codes\n  first server: who takes part\n" in done.stdout
-    measured = [float(value) for value in re.findall(r"accuracy (0\.\d+)$", done.stdout, re.M)]
+    measured = [
+        float(value)
+        for value in re.findall(r"accuracy (0\.\d+); held_out_share 1\.000$", done.stdout, re.M)
+    ]
     assert len(measured) == 2
     assert all(0 < value < 1 for value in measured)
