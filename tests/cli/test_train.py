@@ -243,6 +243,21 @@ def test_a_grid_of_your_own_is_run_resumed_and_drawn(keyhole, few_writers, tmp_p
     assert "--scale goes with a figure of the paper" in refused.stderr
 
 
+@pytest.mark.parametrize("more", [(), ("--processes", 2)])
+def test_a_sweep_of_more_rounds_says_where_it_goes_on(keyhole, few_writers, tmp_path, more):
+    grid = tmp_path / "mine.toml"
+    grid.write_text(
+        'task = "emnist_2nn"\nrounds = 1\ncohort.size = 2\ntrials = 1\nkeys.neuron.count = [10]\n'
+    )
+    options = ("sweep", grid, "--data", few_writers, "--out", tmp_path / "out", "--keep-state")
+    first = keyhole(*options)
+    assert (first.returncode, "resumed" in first.stderr) == (0, False), first.stderr
+    done = keyhole(*options, "--rounds", 2, *more)
+    assert done.returncode == 0, done.stderr
+    assert "=10/trial-0: resumed after 1 of 2 rounds" in done.stderr
+    assert "resumed" not in keyhole(*options, "--rounds", 2, *more).stderr
+
+
 def test_a_sweep_runs_what_is_not_kept_as_all_of_it_would(keyhole, few_writers, tmp_path):
     grid = tmp_path / "mine.toml"
     grid.write_text(

@@ -163,6 +163,7 @@ def _results(
     cells: list[tuple[Experiment, Cell]], options: dict[str, Any], trackers: list[Tracker]
 ) -> Iterator[tuple[Path, Result]]:
     """Runs the trials, here or in processes; yields their results as they end."""
+    _tell_resumed([cell for _, cell in cells])
     if options["processes"] > 1:
         return _in_processes([cell for _, cell in cells], options["processes"])
     work = (
@@ -175,6 +176,17 @@ def _results(
         for experiment, cell in cells
     )
     return run_trials(work, len(cells), options["keep_state"], trackers=trackers)
+
+
+def _tell_resumed(cells: list[Cell]) -> None:
+    """Says which trials go on from rounds that were made before."""
+    from keyhole.experiments.trial import rounds_kept
+
+    for cell in cells:
+        made, rounds, place = rounds_kept(cell.directory), cell.spec.rounds, cell.directory
+        if 0 < made < rounds:
+            name = f"{place.parent.name}/{place.name}"
+            click.echo(f"{name}: resumed after {made} of {rounds} rounds", err=True)
 
 
 def _in_processes(cells: list[Cell], processes: int) -> Iterator[tuple[Path, Result]]:
