@@ -223,6 +223,7 @@ def test_what_is_told_is_news_again_after_a_round(capsys):
 def test_what_is_shown_of_a_round_does_not_tell_which_rows_were_missing_or_wrong():
     taken = Taken(f"0-{DIGEST}", 0, 10, 0, 1, 1, 0)
     assert "10 keys" in _line_of(taken)
+    assert _line_of(replace(taken, measures=True)).startswith("round 0 measures the model: 10 keys")
     assert _line_of(replace(taken, keys=8, missing=2, wrong=2)) == _line_of(taken)
 
 

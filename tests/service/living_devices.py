@@ -18,7 +18,9 @@ EVERYONE = range(len(toy.EXAMPLES))
 
 
 @contextmanager
-def devices(service, clients=EVERYONE, pause=0.01, rehearsed=toy.REHEARSED):
+def devices(
+    service, clients=EVERYONE, pause=0.01, rehearsed=toy.REHEARSED, on_round=lambda _: None
+):
     """Devices that take part until the block ends, each in a thread.
 
     Args:
@@ -28,6 +30,7 @@ def devices(service, clients=EVERYONE, pause=0.01, rehearsed=toy.REHEARSED):
             wait for it, and short ones take the time that it needs.
         rehearsed: seed and trial of the run in process that they rehearse; None draws from the
             nonce of each round.
+        on_round: called by each device with every round that it took part in.
     """
     stop = threading.Event()
 
@@ -35,7 +38,7 @@ def devices(service, clients=EVERYONE, pause=0.01, rehearsed=toy.REHEARSED):
         one = PopulationClient(client, lambda settings: toy.make_clients(), rehearsed)
         clock = Clock(sleep=lambda seconds: stop.wait(min(seconds, pause)))
         with service.device(name=device_name(client), stop=stop, clock=clock) as device:
-            keep_taking_part(device, one.participant())
+            keep_taking_part(device, one.participant(), on_round=on_round)
 
     with living(live, clients, stop):
         yield

@@ -126,14 +126,15 @@ def test_an_evaluation_goes_on_with_the_devices_that_are_there(
     """Four are to measure. It hung for ever, and said nothing."""
     plan = private_run.make_plan(cohorts=Cohorts(UNCOUNTED, 2, "check-in"), aggregate=PLAIN)
     monkeypatch.setattr(living_devices.toy, "make_clients", make_clients)
-    rounds, looks = tmp_path / "rounds", []
+    rounds, looks, taken = tmp_path / "rounds", [], []
     with ExitStack() as stack:
         service = stack.enter_context(small_service(rounds, note=WaitingRoom(rounds).note))
         kind = Served(service.publisher, SpoolInbox(service.spool), poll=0.01, seconds=120.0)
         kind.lobby, kind.on_arrival = Lobby(WaitingRoom(rounds)), looks.append
         run = start_run(private_run.make_state(), at_trainer(), plan, tmp_path / "run", kind)
         stack.callback(run.close)
-        with living_devices.devices(service, range(2), rehearsed=None), writing_logs("json"):
+        pair = living_devices.devices(service, range(2), rehearsed=None, on_round=taken.append)
+        with pair, writing_logs("json"):
             list(run.rounds(1))
             if people:
                 until = time.monotonic() + LONG
@@ -151,6 +152,7 @@ def test_an_evaluation_goes_on_with_the_devices_that_are_there(
     if people:
         expected = expected_of(["device-0", "device-1"])
         assert metrics["mean_of_x"] == pytest.approx(expected, abs=1e-3)
+        assert sorted(each.measures for each in taken) == [False, False, True, True]
         assert line["text"] == "round 0: 2 of 4 devices measure the model: no more came in 5 s"
     else:
         assert metrics == {}

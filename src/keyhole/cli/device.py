@@ -383,13 +383,14 @@ def _take_part(
     population = PopulationClient(client, made_by, rehearsed, options["states"])
 
     sent: list[int] = []
-    looked = -inf
+    looked, measured = -inf, 0
 
     def show(taken: Taken) -> None:
-        nonlocal looked
+        nonlocal looked, measured
         looked = -inf
         notices.forget()
         sent[:] = [taken.number]
+        measured += taken.measures
         click.echo(_line_of(taken))
         _tell_taken(taken)
 
@@ -414,13 +415,15 @@ def _take_part(
         on_wait=wait,
         on_wrong=lambda words: notices.tell(f"{words}: {_LIES}", logged=_LIES),
     )
-    click.echo(f"took part in {taken} rounds")
+    rest = f", of which {measured} measured the model" if measured else ""
+    click.echo(f"took part in {taken} rounds{rest}")
 
 
 def _tell_taken(taken: Taken) -> None:
     """Writes a line of a round to the log: bytes, and not how many keys they were for."""
     facts = {"bytes_down": taken.bytes_down, "bytes_up": taken.bytes_up}
-    text = f"round {taken.number} has this device's update"
+    what = "what this device has measured" if taken.measures else "this device's update"
+    text = f"round {taken.number} has {what}"
     tell("device", "update sent", text, round=taken.number, **facts)
 
 
@@ -472,7 +475,8 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
 
 def _line_of(taken: Taken) -> str:
     """What is shown of a round at once: nothing of rows that were missing or wrong."""
+    does = " measures the model" if taken.measures else ""
     return (
-        f"round {taken.number}: {taken.keys + taken.missing} keys, {taken.bytes_down} bytes "
+        f"round {taken.number}{does}: {taken.keys + taken.missing} keys, {taken.bytes_down} bytes "
         f"received, {taken.bytes_up} sent, {taken.reused} slices unchanged"
     )

@@ -113,6 +113,7 @@ class Taken:
     bytes_up: int
     reused: int
     wrong: int = 0  # rows that were not those of the round; for the device alone
+    measures: bool = False  # whether the device measured the model, and trained nothing
 
 
 def fetch_at_home(device: Device, round: Assignment, keys: DeviceKeys) -> Submodel:
@@ -188,7 +189,8 @@ def _take(device: Device, told: Assignment, participant: Participant, send: Send
         refuse_clear(known.manifest.settings)
     if SUM_SETTING in known.manifest.settings:
         device.refuse_unpinned()
-    if evaluates_of(known.manifest.settings) is not None and participant.measure is None:
+    measures = evaluates_of(known.manifest.settings) is not None
+    if measures and participant.measure is None:
         raise TooLateError(
             "this device measures nothing: got a round that measures the model; expected one that "
             "trains it; check in for the next one"
@@ -210,6 +212,7 @@ def _take(device: Device, told: Assignment, participant: Participant, send: Send
         bytes_up=fetched.traffic.bytes_up + sent,
         reused=fetched.traffic.reused,
         wrong=fetched.wrong,
+        measures=measures,
     )
 
 
