@@ -113,14 +113,16 @@ def _draw(axes: Axes, panel: Panel, sweep: SweepResults, handles: dict[str, Line
     scale_sizes(axes.xaxis, (1.0, 3.0) if panel.view == "suite-tags" else (1.0, 2.0, 5.0))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.margins(x=0.08, y=0.1)
-    _mark_saving(axes, whole, max(selected, key=_reached))
+    tops = [_top(line) for lines in found.values() for line in lines]
+    _mark_saving(axes, whole, max(selected, key=_reached), max(tops))
 
 
-def _mark_saving(axes: Axes, whole: Series, best: Series) -> None:
-    """Draws the level of the whole model, and an arrow from its bytes to those of a selection."""
+def _mark_saving(axes: Axes, whole: Series, best: Series, top: float) -> None:
+    """Draws the level of the whole model, and an arrow from its bytes to those of a selection; what
+    that saves stands above all bars, which end at `top`."""
     level, low = _reached(whole), axes.get_ylim()[0]
     axes.axhline(level, color=GREY, linewidth=1.0, linestyle=(0, (2, 2)), zorder=1)
-    axes.set_ylim(low, level + 0.24 * (level - low))
+    axes.set_ylim(low, top + 0.24 * (top - low))
     ends = (_megabytes(best), level), (_megabytes(whole), level)
     arrow = {"arrowstyle": "-|>", "color": "#111827", "linewidth": 1.6, "shrinkA": 6, "shrinkB": 0}
     axes.annotate("", *ends, arrowprops=arrow)
@@ -128,7 +130,7 @@ def _mark_saving(axes: Axes, whole: Series, best: Series) -> None:
     share = math.floor(100 * _reached(best) / level)
     axes.annotate(
         f"1/{times:.2g} of the bytes,\n{share} % of the whole model",
-        ends[1],
+        (ends[1][0], top),
         (4, 7),
         textcoords="offset points",
         ha="right",
@@ -147,3 +149,9 @@ def _megabytes(line: Series) -> float:
 def _reached(line: Series) -> float:
     assert line.test is not None
     return line.test.mean
+
+
+def _top(line: Series) -> float:
+    """The upper end of a line's bar."""
+    assert line.test is not None
+    return _reached(line) + (line.test.half_width or 0.0)
