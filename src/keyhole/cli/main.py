@@ -13,6 +13,7 @@ from typing import NoReturn
 import click
 
 from keyhole.arrays import keep_freed_memory
+from keyhole.cli.screen import Around
 from keyhole.errors import KeyholeError
 from keyhole.extras import lacking
 from keyhole.logs import say
@@ -130,7 +131,7 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     keep_freed_memory()
     with ExitStack() as logs:  # what ends a command is written as its log is
         try:
-            code = keyhole.main(args, prog_name="keyhole", standalone_mode=False, obj=logs)
+            code = keyhole.main(args, prog_name="keyhole", standalone_mode=False, obj=Around(logs))
         except click.ClickException as error:
             say(f"keyhole: {_in_one_line(error)}", "error")
             code = error.exit_code
@@ -162,7 +163,8 @@ def _message(error: click.ClickException) -> str:
     context = getattr(error, "ctx", None)
     if context is not None and isinstance(error, click.NoSuchOption):
         options = [each for param in context.command.get_params(context) for each in param.opts]
-        near = near_miss(error.option_name, [*options, *(context.obj or ())])
+        around = context.find_object(Around) or Around()
+        near = near_miss(error.option_name, [*options, *around.known])
     elif context is not None and isinstance(error, click.NoSuchCommand):
         near = near_miss(error.command_name, context.command.list_commands(context))
     else:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
 from functools import reduce
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -12,6 +11,7 @@ from typing import Any, TypeVar, get_args
 import click
 
 from keyhole.aggregation import aggregation_names
+from keyhole.cli.screen import Around
 from keyhole.identity import Ref
 from keyhole.logs import LEVELS, LogKind, writing_logs
 from keyhole.parts import near_miss, words_for
@@ -194,8 +194,8 @@ def log_options(level: str = "info") -> Callable[[Command], Command]:
         chosen[str(option.name)] = value
         if len(chosen) == 2:  # in whichever order they were given
             log = writing_logs(chosen["log"], chosen["log_level"])
-            whole = context.find_object(ExitStack)  # of `main`, which says how the command ended
-            context.with_resource(log) if whole is None else whole.enter_context(log)
+            around = context.find_object(Around)
+            context.with_resource(log) if around is None else around.logs.enter_context(log)
 
     # Eager: what is wrong with other options is written as the log is.
     shared: dict[str, Any] = {"expose_value": False, "callback": begin, "is_eager": True}

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from keyhole.cli.options import EXISTING_DIRECTORY, option, project_option
+from keyhole.cli.screen import Around
 from keyhole.errors import InputError
 
 KITS = "kits"
@@ -67,4 +68,6 @@ def run(context: click.Context, folder: Path, is_deployed: bool, kit: Path | Non
         if project.deploy.force and project.delivery is not None and project.delivery.is_private:
             args.append("--force")
         known = [name for each in context.command.params for name in each.opts]
-        train.main([*args, *extra], prog_name="keyhole run", standalone_mode=False, obj=known)
+        whole = context.find_object(Around) or Around()
+        around = Around(whole.logs, known)
+        train.main([*args, *extra], prog_name="keyhole run", standalone_mode=False, obj=around)

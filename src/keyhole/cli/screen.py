@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,6 +49,19 @@ def import_shown(source: str | Path) -> Path:
         if not bars.tasks[-1].completed:  # bytes that are known already are not read
             bars.update(reading, visible=False)
     return directory
+
+
+@dataclass(frozen=True)
+class Around:
+    """What holds around a command, as the object of its context.
+
+    Args:
+        logs: open until it has been said how the command ended.
+        known: further options that it would take, elsewhere or in another way.
+    """
+
+    logs: ExitStack = field(default_factory=ExitStack)
+    known: Sequence[str] = ()
 
 
 class Notices:
