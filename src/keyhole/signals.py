@@ -51,6 +51,11 @@ def stop_on_signals(*, every: bool = False) -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
+def ignore_interrupts() -> None:
+    """Lets this process end in peace: further SIGINTs change nothing, in its main thread."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 def end_with_parent(within: float = 30.0) -> None:
     """Ends this process, as SIGTERM does, once the one that started it is gone, even by SIGKILL.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import signal
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -18,6 +17,7 @@ from keyhole.errors import KeyholeError
 from keyhole.extras import lacking
 from keyhole.logs import say
 from keyhole.parts import failed_hook, near_miss, own_frames
+from keyhole.signals import ignore_interrupts
 
 INTERRUPTED = 130
 _SHOWN = {"help_option_names": ["-h", "--help"], "show_default": True}
@@ -144,8 +144,8 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     # All is said and kept: one more interrupt would be a traceback out of the threads and exit
     # hooks, such as JAX's, that are still waited for.
     if code == INTERRUPTED:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-    atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
+        ignore_interrupts()
+    atexit.register(ignore_interrupts)
     sys.exit(code)
 
 

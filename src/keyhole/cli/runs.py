@@ -107,7 +107,7 @@ def run_trials(
     from keyhole.experiments.trackers import run_tracked
     from keyhole.experiments.trial import rounds_kept
     from keyhole.rounds.cores import Cores
-    from keyhole.signals import stop_on_signals
+    from keyhole.signals import ignore_interrupts, stop_on_signals
 
     with progress_bars() as bars, stop_on_signals() as stop:
         whole = bars.add_task("trials", total=total, note="")
@@ -159,6 +159,7 @@ def run_trials(
                     hold=hold or hold_here,
                 )
             if result is None:
+                ignore_interrupts()  # a second one that comes late cuts no line
                 saved = f"keeps {rounds_kept(directory)} finished rounds"
                 say(f"{directory} {saved}; the same command resumes it")
                 raise click.Abort
