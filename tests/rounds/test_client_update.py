@@ -1,5 +1,6 @@
 """Local training: equal to a plain NumPy loop, untouched by padding, rarely compiled."""
 
+import warnings
 from dataclasses import replace
 from functools import cache
 from math import inf, nan
@@ -206,6 +207,24 @@ def test_a_client_with_too_many_examples_draws_from_them():
     np.testing.assert_array_equal(drawn["y"], 10 * drawn["x"])
     all_of_them = draw_examples(ClientUpdate(0.1, max_examples=50), data, generator(0))
     assert all_of_them is data
+
+
+def test_steps_without_examples_hold_no_number_that_jax_warns_of(monkeypatch):
+    """It casts float64, what is never read, too."""
+
+    def full_of_large_numbers(shape, dtype):
+        return np.full(shape, 1e300 if dtype == np.float64 else 7, dtype)
+
+    monkeypatch.setattr("keyhole.models.local_training.empty_on_line", full_of_large_numbers)
+    model = Model(
+        init=lambda seed: {"w": np.zeros(4, np.float32)},
+        loss=lambda params, batch, mask: params["w"].mean(),
+        predict=lambda params, batch: params["w"],
+        cuts=(),
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        LocalSgd(model, ClientUpdate(0.5))(model.init(0), {"x": np.zeros(3)}, generator(0))
 
 
 def test_an_update_is_start_minus_end():

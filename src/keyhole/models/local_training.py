@@ -210,6 +210,8 @@ def _arrange(array: Array, places: Array, max_steps: int) -> Array:
     """
     arranged = empty_on_line((max_steps, *places.shape[1:], *array.shape[1:]), array.dtype)
     np.take(array, places, axis=0, out=arranged[: len(places)], mode="clip")
+    if arranged.itemsize > 4:  # JAX casts all of it, and would warn of what is there by chance
+        arranged[len(places) :] = 0
     return arranged
 
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from keyhole.arrays import KeyArray
 from keyhole.compiled import load_compiler
-from keyhole.crypto.cuckoo import Placement
+from keyhole.crypto.cuckoo import Placement, batch_shape
 from keyhole.crypto.dpf import expand, share_points
 from keyhole.crypto.prg import Prg
 from keyhole.delivery.base import PrivateTable
@@ -43,7 +43,7 @@ _TURNS = 5
 _MANY = Speeds.pass_queries
 _REPLIES = 16  # that a server holds together
 _FEW, _FEW_ASKED = 4_000, 33  # the smallest of tables with buckets, and of batches
-_MAX_BUCKETS = 1_299  # of a client with 1,000 keys
+_BUCKETS = batch_shape(1_000, 10**6).num_buckets
 
 
 def calibrate(num_keys: int = 100_000) -> Speeds:
@@ -92,7 +92,7 @@ def _build(records: NDArray[np.uint8]) -> tuple[Database, Top, dict[str, float]]
     short = np.ascontiguousarray(records[: len(records) // 4, :8])
     path = _seconds(lambda: _database(short)) / len(short)  # now that loops of large tables run
     top = Top.of(table.num_keys, table.tree.root, top_of(table.tree))
-    placing = _seconds(lambda: Placement(len(short), _MAX_BUCKETS).members())
+    placing = _seconds(lambda: Placement(len(short), _BUCKETS).members())
     return (
         database,
         top,

@@ -12,6 +12,7 @@ from tests.engines.flower.toy_app import plan_of
 from tests.helpers import LONG
 from tests.rounds import toy
 from tests.service.fronts import certificate
+from tests.service.small_service import at_service
 
 pytestmark = pytest.mark.slow
 
@@ -22,7 +23,7 @@ def in_process(config):
     plan = replace(plan_of(config), delivery=Pregenerated())
     run = start_run(toy.make_state(), toy.make_clients(), plan)
     records = list(run.rounds(config["rounds"]))
-    return toy.model_bytes(run.state).hex(), records
+    return toy.model_bytes(run.state).hex(), at_service(records)
 
 
 def begun(made, count=1):
