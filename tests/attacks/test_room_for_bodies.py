@@ -30,7 +30,7 @@ from keyhole.service.relay import GatewayLink, RelayApp, relay_access
 from keyhole.service.transport import serving
 from keyhole.wire.http import OCTETS, HttpClient
 from keyhole.wire.private import GATEWAY_PATH, RELAY_PATH, QuerySettings, query_path, role_named
-from tests.helpers import LAYOUTS
+from tests.helpers import LAYOUTS, with_slow
 from tests.service.small_service import small_service
 from tests.service.sockets import connect
 
@@ -96,7 +96,7 @@ def during(folder, where, patience=PATIENCE):
             return update, post(service.url, path, kind, told.token, patience)
 
 
-@WHERE
+@pytest.mark.parametrize("where", with_slow([at_a_gateway, at_open_queries], [at_open_queries]))
 def test_updates_of_devices_find_room(tmp_path, where):
     update, _ = during(tmp_path, where)
     assert update == 400  # it was read

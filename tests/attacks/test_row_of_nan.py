@@ -25,6 +25,7 @@ from keyhole.server.optimizers import SGD
 from keyhole.server.state import ServerState
 from keyhole.wire.assignment import device_name
 from keyhole.wire.sockets import Clock
+from tests.helpers import with_slow
 from tests.service.living_devices import living
 from tests.service.small_service import small_service
 from tests.service.sums import private_run
@@ -118,7 +119,7 @@ def test_nobody_is_missing(tmp_path, how, why):
     np.testing.assert_allclose(bias, -(DEVICES - 1) / count, rtol=1e-3)
 
 
-@pytest.mark.parametrize("why", WHY)
+@pytest.mark.parametrize("why", with_slow(WHY, fast=["a row is NaN"]))
 def test_a_device_that_fails_tells_its_key(tmp_path, monkeypatch, why):
     monkeypatch.setattr(take_part_module, "or_zeros", lambda train, *_: train())
     missing, _ = lost(tmp_path, why)
